@@ -1,0 +1,96 @@
+"""The peak of a step as the largest of a few moments, each linear in the batch size.
+
+DESIGN 2: a step's peak is the largest of a few moments (attention, MLP, logits, loss), and each moment is a polynomial
+in `k`, `kL` and `kL²` above what is resident, k rows of L tokens. For a fixed length every moment is a straight line in
+k, so the inverse needs no search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from budgetdb.shapes import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """`constant + token * kL + square * kL²`, in bytes; no coefficient is negative.
+
+    Attributes:
+        constant: bytes whatever the batch.
+        token: bytes for each token.
+        square: bytes for each token and token of its row (attention scores, a padded mask).
+    """
+
+    constant: float
+    token: float
+    square: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("constant", "token", "square"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"coefficient {name} must be finite and not negative, got {value}")
+
+    def slope(self, length: int) -> float:
+        """Bytes for each row of `length` tokens."""
+        return length * (self.token + self.square * length)
+
+    def peak_bytes(self, shape: Shape) -> int:
+        """Bytes alive at this moment, rounded up."""
+        return math.ceil(self.constant + shape.batch_size * self.slope(shape.length))
+
+    def max_batch_size(self, length: int, limit_bytes: int) -> int:
+        """The largest k whose bytes are at most `limit_bytes`; `UNLIMITED` when rows cost nothing."""
+        if self.constant > limit_bytes:
+            return 0
+        slope = self.slope(length)
+        if slope <= 0:
+            return UNLIMITED
+        k = min(int((limit_bytes - self.constant) // slope), UNLIMITED)
+        while k and self.peak_bytes(Shape(k, length)) > limit_bytes:  # the division may round up
+            k -= 1
+        while k < UNLIMITED and self.peak_bytes(Shape(k + 1, length)) <= limit_bytes:
+            k += 1
+        return k
+
+
+# A batch size no device reaches: what "no limit" means where a number is needed.
+UNLIMITED = 2**31 - 1
+
+
+def largest_peak_bytes(moments: Iterable[Moment], shape: Shape) -> int:
+    """The largest of the moments' bytes at `shape`."""
+    return max(moment.peak_bytes(shape) for moment in moments)
+
+
+def smallest_max_batch_size(moments: Iterable[Moment], length: int, limit_bytes: int) -> int:
+    """The largest k at which every moment stays within `limit_bytes`."""
+    return min(moment.max_batch_size(length, limit_bytes) for moment in moments)
+
+
+def smallest_max_batch_sizes(moments: Iterable[Moment], lengths: Iterable[int], limit_bytes: int) -> NDArray[np.int64]:
+    """`smallest_max_batch_size` for each of `lengths`, shape `(len(lengths),)`, without a Python loop over them."""
+    import numpy as np
+
+    lengths_array = np.fromiter(lengths, dtype=np.float64)
+    smallest = np.full(len(lengths_array), UNLIMITED, dtype=np.int64)
+    for moment in moments:
+        slopes = lengths_array * (moment.token + moment.square * lengths_array)
+        room = max(limit_bytes - moment.constant, -1.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sizes = np.where(slopes > 0, room / slopes, UNLIMITED if room >= 0 else 0)
+        sizes = np.clip(np.floor(sizes), 0, UNLIMITED).astype(np.int64)
+        over = np.ceil(moment.constant + sizes * slopes) > limit_bytes
+        sizes -= (over & (sizes > 0)).astype(np.int64)
+        under = np.ceil(moment.constant + (sizes + 1) * slopes) <= limit_bytes
+        sizes += (under & (sizes < UNLIMITED)).astype(np.int64)
+        smallest = np.minimum(smallest, sizes)
+    return smallest

@@ -1,0 +1,1 @@
+"""Models: loaded by name or outlined without memory, told apart by a fingerprint, and described."""

@@ -1,0 +1,1 @@
+"""Workloads: what one step of an evaluation runs, and on which inputs."""

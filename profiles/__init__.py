@@ -1,0 +1,1 @@
+"""Profiles that come with budgetdb: JSON, one file for each device."""
