@@ -213,7 +213,7 @@ WORKLOADS = Registry(
     },
 )
 # FIELD 2: eager attention materialises k*H*L*L scores; sdpa materialises the k*1*L*L mask once a row is padded; flash
-# attention and its kin keep neither. `none` is a callable whose attention is unknown: quadratic holds for it in any case.
+# attention and its kin keep neither. `none` is a callable whose attention is unknown: quadratic holds in any case.
 ATTENTION = Registry(
     "budgetdb.attention",
     kind="attention implementation",

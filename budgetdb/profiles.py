@@ -10,7 +10,7 @@ import hashlib
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -211,7 +211,7 @@ class Profile(_Record):
         overhead_bytes: what the process took on the device outside the allocator.
         resident_bytes: weights and buffers.
         max_length: longest padded length it answers for.
-        bound: why it ends there (`max_length`) or what decides at that length.
+        bound: what decides at that length; `max_length` when a longer one was asked for than the model takes.
         token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`.
         flags: properties that a reader should know of, `mixture_of_experts` for one.
     """

@@ -9,6 +9,10 @@ from budgetdb.costs.base import CostModel
 from budgetdb.profiles import Outcome, Probe
 
 
+# Peak that a failed batch is given, as a share of what was usable, where the peaks measured would let it through.
+_FAILED_AT = 1.02
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Probes read with the one fact that always holds: a step's peak never falls with rows or with length.
@@ -66,7 +70,8 @@ def fit_cost(cost: type[CostModel], evidence: Evidence) -> CostModel:
     """The cost model of kind `cost` above every peak measured, and above the limit at every failure.
 
     A failure says that the peak is more than what was usable. Where the model fitted to the peaks alone would let the
-    failed batch through, the failure joins them as a peak just above the limit.
+    failed batch through, the failure joins them as a peak clearly above the limit: something was missed, and one row
+    less would only fail again.
 
     Raises:
         ValueError: no probe ended.
@@ -78,7 +83,11 @@ def fit_cost(cost: type[CostModel], evidence: Evidence) -> CostModel:
         for probe in evidence.probes
         if probe.outcome is Outcome.OOM and model.peak_bytes(probe.shape) <= evidence.usable_bytes
     ]
-    return cost.fit([*peaks, *(_as_peak(probe, evidence.usable_bytes + 1) for probe in missed)]) if missed else model
+    return (
+        cost.fit([*peaks, *(_as_peak(probe, int(_FAILED_AT * evidence.usable_bytes)) for probe in missed)])
+        if missed
+        else model
+    )
 
 
 def _as_peak(failure: Probe, peak_bytes: int) -> Probe:

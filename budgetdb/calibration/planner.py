@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from budgetdb.calibration.evidence import Evidence, fit_cost
 from budgetdb.costs.base import CostModel
 from budgetdb.costs.forms import UNLIMITED
-from budgetdb.profiles import Caps, Probe
+from budgetdb.profiles import Caps, Outcome, Probe
 from budgetdb.shapes import Shape
 
 # A length is settled when the room left above the best probe, as a share of the room above the fixed part, is at most
@@ -132,7 +132,7 @@ class Planner:
         return one_line and left <= self._slope(fits, rest)
 
     def _slope(self, fits: Sequence[Probe], rest: int) -> float:
-        """Bytes for each further row: on the line from the fixed part, or from the smallest batch if that is flatter."""
+        """Bytes for each further row: on the line from the fixed part, or the smallest batch if that is flatter."""
         best, smallest = fits[-1], fits[0]
         slope = (best.peak_bytes - rest) / best.batch_size
         if smallest.batch_size < best.batch_size:
@@ -184,6 +184,4 @@ def tokens_in_time(evidence: Evidence, length: int, max_step_s: float | None) ->
 
 
 def _nothing(length: int) -> Probe:
-    from budgetdb.profiles import Outcome
-
     return Probe(batch_size=1, length=length, outcome=Outcome.FITS)

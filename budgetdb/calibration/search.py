@@ -28,12 +28,14 @@ class SearchResult:
         solved: the frontier under the limit, the token budget, the longest length that fits and what bounds it.
         caps: limits that are not memory, with those the search met (the time a step may take, a kernel's grid).
         probes: all of them, in the order they ran.
+        expired: whether time ran out first; nothing larger than what ran is then allowed.
     """
 
     cost: CostModel
     solved: Solved
     caps: Caps
     probes: tuple[Probe, ...]
+    expired: bool = False
 
 
 def search(
@@ -81,13 +83,29 @@ def search(
         first_guess=first_guess,
         max_step_s=max_step_s,
     )
+    return run_search(planner, probe, limit_bytes=limit_bytes, known=known, timeout_s=timeout_s)
+
+
+def run_search(
+    planner: Planner,
+    probe: ProbeFunction,
+    *,
+    limit_bytes: int,
+    known: Sequence[Probe] = (),
+    timeout_s: float | None = None,
+) -> SearchResult:
+    """Probe what `planner` asks for until it asks for nothing more; see `search`."""
     probes, expired = list(known), False
     deadline = time.monotonic() + timeout_s if timeout_s is not None else None
     while (shape := planner.next_shape(probes)) is not None:
         if deadline is not None and time.monotonic() > deadline:
             expired = True
             break
-        probes.append(probe(shape))
+        try:
+            probes.append(probe(shape))
+        except CalibrationTimeoutError:
+            expired = True
+            break
     return conclude(planner, probes, limit_bytes=limit_bytes, expired=expired)
 
 
@@ -115,11 +133,11 @@ def conclude(planner: Planner, probes: Sequence[Probe], *, limit_bytes: int, exp
         caps=caps,
         pad_multiple=planner.pad_multiple,
         probes=probes,
-        length_bound=Bound.MAX_LENGTH if longest >= max(planner.lengths) else Bound.MEMORY,
+        length_bound=None if longest >= max(planner.lengths) else Bound.MEMORY,
     )
     if solved is None:
         raise _does_not_fit(probes, limit_bytes=limit_bytes, usable_bytes=planner.usable_bytes)
-    return SearchResult(cost=model, solved=solved, caps=caps, probes=tuple(probes))
+    return SearchResult(cost=model, solved=solved, caps=caps, probes=tuple(probes), expired=expired)
 
 
 def _check_lengths(lengths: Sequence[int], pad_multiple: int) -> None:

@@ -23,7 +23,7 @@ class Solved:
 
     Attributes:
         max_length: longest padded length of which at least one row fits.
-        bound: what decides there.
+        bound: what decides there; `max_length` when the caller says that a longer one was wanted and can't be.
         token_budget: the largest number B such that `k * L <= B` implies that (k, L) fits, for every L up to it.
         frontier: the largest batch size at selected lengths.
     """
@@ -54,11 +54,11 @@ def solve(
     caps: Caps | None = None,
     pad_multiple: int = 1,
     probes: Sequence[Probe] = (),
-    length_bound: Bound = Bound.MAX_LENGTH,
+    length_bound: Bound | None = None,
 ) -> Solved | None:
     """What `usable_bytes` (the limit less the headroom) allow up to `max_length`; None when no row fits at all.
 
-    `length_bound` is the bound to name when the search ended because `max_length` was reached.
+    `length_bound` is the bound to name when `max_length` itself fits; by default what decides the batch size there.
     """
     caps = caps or Caps()
     lengths = np.arange(pad_multiple, max_length + 1, pad_multiple, dtype=np.int64)
@@ -82,7 +82,7 @@ def solve(
         )
         for length in shown
     )
-    bound = Bound.MEMORY if longest + pad_multiple <= max_length else length_bound
+    bound = Bound.MEMORY if longest + pad_multiple <= max_length else (length_bound or frontier[-1].bound)
     return Solved(max_length=longest, bound=bound, token_budget=token_budget, frontier=frontier)
 
 
@@ -96,7 +96,7 @@ def solve_profile(profile: Profile, limit_bytes: int, *, headroom_bytes: int | N
         caps=profile.caps,
         pad_multiple=profile.key.pad_multiple,
         probes=profile.probes,
-        length_bound=profile.bound,
+        length_bound=Bound.MAX_LENGTH if profile.bound is Bound.MAX_LENGTH else None,
     )
     if solved is None:
         return None

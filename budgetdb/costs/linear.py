@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from typing_extensions import override
+
 from budgetdb.costs.base import CostModel, read_coefficients
 from budgetdb.costs.envelope import fit_envelope
 from budgetdb.costs.forms import Moment, smallest_max_batch_sizes
@@ -29,22 +31,28 @@ class LinearCost(CostModel):
         self._moment = Moment(constant=c, token=a)
 
     @classmethod
+    @override
     def fit(cls, probes: Sequence[Probe]) -> Self:
         constant, rates = fit_envelope(probes)
         return cls(c=constant, a=max(rates.values()))
 
+    @override
     def peak_bytes(self, shape: Shape) -> int:
         return self._moment.peak_bytes(shape)
 
+    @override
     def max_batch_size(self, length: int, limit_bytes: int) -> int:
         return self._moment.max_batch_size(length, limit_bytes)
 
+    @override
     def max_batch_sizes(self, lengths: Iterable[int], limit_bytes: int) -> NDArray[np.int64]:
         return smallest_max_batch_sizes([self._moment], list(lengths), limit_bytes)
 
+    @override
     def parameters(self) -> dict[str, CostParameter]:
         return {"c": self._moment.constant, "a": self._moment.token}
 
     @classmethod
+    @override
     def from_parameters(cls, parameters: Mapping[str, CostParameter]) -> Self:
         return cls(**read_coefficients(parameters, ("c", "a"), kind=cls.kind))

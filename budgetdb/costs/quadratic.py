@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, ClassVar, Self
+
+from typing_extensions import override
 
 from budgetdb.costs.base import CostModel, read_coefficients
 from budgetdb.costs.envelope import fit_envelope
@@ -36,25 +38,31 @@ class QuadraticCost(CostModel):
         self._moments = (Moment(constant=c, token=a), Moment(constant=c, token=b, square=q))
 
     @classmethod
+    @override
     def fit(cls, probes: Sequence[Probe]) -> Self:
         constant, rates = fit_envelope(probes)
         a, b, q = _floor_and_line(sorted(rates.items()))
         return cls(c=constant, a=a, b=b, q=q)
 
+    @override
     def peak_bytes(self, shape: Shape) -> int:
         return largest_peak_bytes(self._moments, shape)
 
+    @override
     def max_batch_size(self, length: int, limit_bytes: int) -> int:
         return smallest_max_batch_size(self._moments, length, limit_bytes)
 
+    @override
     def max_batch_sizes(self, lengths: Iterable[int], limit_bytes: int) -> NDArray[np.int64]:
         return smallest_max_batch_sizes(self._moments, list(lengths), limit_bytes)
 
+    @override
     def parameters(self) -> dict[str, CostParameter]:
         first, second = self._moments
         return {"c": first.constant, "a": first.token, "b": second.token, "q": second.square}
 
     @classmethod
+    @override
     def from_parameters(cls, parameters: Mapping[str, CostParameter]) -> Self:
         return cls(**read_coefficients(parameters, ("c", "a", "b", "q"), kind=cls.kind))
 
@@ -100,5 +108,5 @@ def _lines_above(above: Sequence[Point], points: Sequence[Point]) -> Iterator[tu
 
 def _area(a: float, b: float, q: float, points: Sequence[Point]) -> float:
     """The sum of the rates half-way between neighbouring lengths: how high the curve runs between the points."""
-    middles = [(left + right) / 2 for (left, _), (right, _) in zip(points, points[1:], strict=False)]
+    middles = [(left + right) / 2 for (left, _), (right, _) in pairwise(points)]
     return sum(max(a, b + q * middle) for middle in middles)

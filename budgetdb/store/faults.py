@@ -12,6 +12,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -27,6 +28,69 @@ from budgetdb.store.location import Location
 
 _ANOTHER = "set BUDGETDB_URL to another database"
 _WRITE_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MISSING = ("no such table", "no such column", "has no column named")
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What is told for SQLite's result codes that begin with one of `codes`."""
+
+    codes: tuple[str, ...]
+    kind: type[StoreError]
+    what: str
+    next_step: str
+
+
+_SQLITE_FAULTS = (
+    _Fault(
+        ("SQLITE_CANTOPEN",),
+        StoreUnavailableError,
+        "cannot open database {path}: {why}",
+        f"Correct that, or {_ANOTHER}",
+    ),
+    _Fault(
+        ("SQLITE_NOTADB",),
+        StoreCorruptError,
+        "{path} is not a SQLite database, or of a newer format",
+        "{move}",
+    ),
+    _Fault(
+        ("SQLITE_CORRUPT",),
+        StoreCorruptError,
+        "database {path} is damaged",
+        "{move}",
+    ),
+    _Fault(
+        ("SQLITE_BUSY", "SQLITE_LOCKED"),
+        StoreUnavailableError,
+        "database {path} is locked by another process, or its file system's lock service is down",
+        f"Wait for it to end (fuser {{quoted}} names it), or {_ANOTHER}",
+    ),
+    _Fault(
+        ("SQLITE_READONLY",),
+        StoreReadOnlyError,
+        "database {path} is read-only here: what it holds is used, nothing can be added",
+        f"Make the file and its directory writable, or {_ANOTHER}",
+    ),
+    _Fault(
+        ("SQLITE_FULL", "SQLITE_IOERR_WRITE"),
+        StoreReadOnlyError,
+        "database {path} took no more: the disk is full, or a quota or file size limit is reached",
+        f"Free some space, or {_ANOTHER}",
+    ),
+    _Fault(
+        ("SQLITE_IOERR_LOCK",),
+        StoreUnavailableError,
+        "database {path} is on a file system without POSIX locks",
+        "Set BUDGETDB_URL to a file on a local disk, or to a PostgreSQL server",
+    ),
+)
+_OTHER = _Fault(
+    (),
+    StoreUnavailableError,
+    "database {path} failed with {code} ({text})",
+    f"Run `budgetdb db status`, or {_ANOTHER}",
+)
 
 
 @contextmanager
@@ -36,6 +100,8 @@ def told_plainly(location: Location) -> Iterator[None]:
         yield
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise store_error(error, location) from None
+    except UnicodeDecodeError:  # sqlite3 can't even quote a schema whose text is damaged
+        raise _damaged(location) from None
     except OSError as error:
         raise _file_error(error, location) from None
 
@@ -50,42 +116,21 @@ def store_error(error: BaseException, location: Location) -> StoreError:
 
 def _sqlite_error(error: BaseException, location: Location, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorname", "") or ""
-    database = f"database {location.shown}"
-    if code.startswith("SQLITE_CANTOPEN"):
-        return StoreUnavailableError(
-            f"cannot open {database}: {_why_not_opened(path)}", next_step=f"Correct that, or {_ANOTHER}"
-        )
-    if code == "SQLITE_NOTADB":
-        return StoreCorruptError(
-            f"{location.shown} is not a SQLite database, or of a newer format", next_step=_move_away(path)
-        )
-    if code.startswith("SQLITE_CORRUPT"):
-        return StoreCorruptError(f"{database} is damaged", next_step=_move_away(path))
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreUnavailableError(
-            f"{database} is locked by another process, or its file system's lock service is down",
-            next_step=f"Wait for it to end (fuser {shlex.quote(location.shown)} names it), or {_ANOTHER}",
-        )
-    if code.startswith("SQLITE_READONLY"):
-        return StoreReadOnlyError(
-            f"{database} is read-only here: what it holds is used, nothing can be added",
-            next_step=f"Make the file and its directory writable, or {_ANOTHER}",
-        )
-    if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE"):
-        return StoreReadOnlyError(
-            f"{database} took no more: the disk is full, or a quota or file size limit is reached",
-            next_step=f"Free some space, or {_ANOTHER}",
-        )
-    if code.startswith("SQLITE_IOERR_LOCK"):
-        return StoreUnavailableError(
-            f"{database} is on a file system without POSIX locks", next_step=_capitalised(_ANOTHER)
-        )
-    if "no such table" in str(error) or "no such column" in str(error):
-        return _needs_upgrade(database)
-    return StoreUnavailableError(
-        f"{database} failed with {code or type(error).__name__} ({_first_line(error)})",
-        next_step=f"Run `budgetdb db status`, or {_ANOTHER}",
-    )
+    text = _first_line(error)
+    if code == "SQLITE_ERROR" and any(missing in text for missing in _MISSING):
+        return _lacks_something(f"database {location.shown}")
+    if "unsupported file format" in text:
+        return _damaged(location)
+    fault = next((fault for fault in _SQLITE_FAULTS if code.startswith(fault.codes)), _OTHER)
+    words = {
+        "path": location.shown,
+        "quoted": shlex.quote(location.shown),
+        "why": _why_not_opened(path),
+        "move": _move_away(path),
+        "code": code or type(error).__name__,
+        "text": text,
+    }
+    return fault.kind(fault.what.format_map(words), next_step=fault.next_step.format_map(words))
 
 
 def _server_error(error: BaseException, location: Location) -> StoreError:
@@ -93,7 +138,7 @@ def _server_error(error: BaseException, location: Location) -> StoreError:
     state = getattr(error, "sqlstate", None) or ""
     database = f"database {location.shown}"
     if state in ("42P01", "42703"):  # undefined table, undefined column
-        return _needs_upgrade(database)
+        return _lacks_something(database)
     if state in ("25006", "42501") or state.startswith("53"):  # read-only transaction, no privilege, no space
         return StoreReadOnlyError(
             f"{database} refused the write (SQLSTATE {state})", next_step=f"Ask its owner, or {_ANOTHER}"
@@ -111,8 +156,16 @@ def _file_error(error: OSError, location: Location) -> StoreError:
     return kind(f"cannot create database {location.shown}: {reason}", next_step=f"Correct that, or {_ANOTHER}")
 
 
-def _needs_upgrade(database: str) -> SchemaMismatchError:
-    return SchemaMismatchError(f"{database} has an older schema", next_step="Run `budgetdb db upgrade`")
+def _lacks_something(database: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"{database} has an older schema, or a damaged one: a table or column is not there",
+        next_step=f"Run `budgetdb db upgrade`; if that finds nothing to do, {_ANOTHER}",
+    )
+
+
+def _damaged(location: Location) -> StoreCorruptError:
+    next_step = _move_away(location.path) if location.path else _capitalised(_ANOTHER)
+    return StoreCorruptError(f"database {location.shown} is damaged", next_step=next_step)
 
 
 def _why_not_opened(path: Path) -> str:

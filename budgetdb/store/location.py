@@ -43,9 +43,9 @@ def locate(url: str | os.PathLike[str] | None = None) -> Location:
     if url is None:
         url = read_settings().url or None
     if url is None:
-        return _at_path(platformdirs.user_data_path("budgetdb") / "profiles.db", is_default=True)
+        return _at_path(os.fspath(platformdirs.user_data_path("budgetdb") / "profiles.db"), is_default=True)
     text = os.fspath(url)
-    return _at_url(text) if "://" in text else _at_path(Path(text))
+    return _at_url(text) if "://" in text else _at_path(text)
 
 
 def redacted(url: str | URL) -> str:
@@ -66,11 +66,10 @@ def redacted(url: str | URL) -> str:
         return f"{_printable(url.partition('://')[0])}://..."
 
 
-def _at_path(path: Path, *, is_default: bool = False) -> Location:
-    text = os.fspath(path)
-    if text in ("", ".") or "\0" in text or ":memory:" in text:
-        raise UsageError(f"{_printable(text)!r} is not the path of a database file", next_step=_EXAMPLES)
-    path = path.expanduser().absolute()
+def _at_path(text: str, *, is_default: bool = False) -> Location:
+    if not text or "\0" in text or text == ":memory:":
+        raise UsageError(f"'{_printable(text)}' is not the path of a database file", next_step=_EXAMPLES)
+    path = Path(text).expanduser().absolute()
     return Location(shown=_printable(os.fspath(path)), path=path, is_default=is_default)
 
 
@@ -82,7 +81,7 @@ def _at_url(text: str) -> Location:
             raise UsageError(
                 f"{redacted(url)}: a SQLite URL names a file and takes no options", next_step="Give the file's path"
             )
-        return _at_path(Path(url.database))
+        return _at_path(url.database)
     if backend != "postgresql":
         raise UsageError(f"databases of kind {backend!r} are not supported", next_step=_EXAMPLES)
     return Location(shown=redacted(url), url=url.set(drivername=_POSTGRESQL))

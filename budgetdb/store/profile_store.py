@@ -260,7 +260,7 @@ class ProfileStore:
             _log.warning("%s", message)
 
     def _not_found(self, id_prefix: str) -> ProfileNotFoundError:
-        known = [row.key_digest[:_ID_DIGITS] for row in self._rows(select_digests())]
+        known = [str(row.key_digest)[:_ID_DIGITS] for row in self._rows(select_digests())]
         if not known:
             return ProfileNotFoundError(
                 f"no profile {id_prefix!r}: {self.location} holds none yet", next_step="Run `budgetdb calibrate MODEL`"
@@ -270,7 +270,7 @@ class ProfileStore:
         return ProfileNotFoundError(f"no profile {id_prefix!r} in {self.location}", next_step=hint)
 
 
-def _ids(digests: Iterable[str]) -> str:
-    """Ids for a message, the first few of them."""
-    ids = [digest[:_ID_DIGITS] for digest in digests]
+def _ids(digests: Iterable[object]) -> str:
+    """Ids for a message, the first few of them; a damaged digest may be no text."""
+    ids = [str(digest)[:_ID_DIGITS] for digest in digests]
     return ", ".join(ids[:_OFFERED]) + (f" and {len(ids) - _OFFERED} more" if len(ids) > _OFFERED else "")

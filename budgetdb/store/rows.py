@@ -69,7 +69,7 @@ def _sealed(payload: str) -> dict[str, str]:
 
 
 def _opened(record: type[Record], row: Any) -> Record:
-    if _sha256(row.payload) != row.sha256:
+    if not isinstance(row.payload, str) or _sha256(row.payload) != row.sha256:  # damage can change a value's type
         raise DamagedRowError("its checksum does not hold")
     try:
         return record.model_validate_json(row.payload)

@@ -93,7 +93,9 @@ def test_get_refuses_to_guess_between_two(store: ProfileStore) -> None:
         store.publish(profile)
     first = [profile.id[0] for profile in made]
     digit = next(digit for digit in first if first.count(digit) > 1)
-    with pytest.raises(UsageError, match=rf"{first.count(digit)} profiles have ids that begin with '{digit}': [0-9a-f]"):
+    with pytest.raises(
+        UsageError, match=rf"{first.count(digit)} profiles have ids that begin with '{digit}': [0-9a-f]"
+    ):
         store.get(digit)
 
 

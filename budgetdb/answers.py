@@ -1,0 +1,158 @@
+"""A stored profile where one answers, and a calibration where none does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from budgetdb.calibration.calibrator import CalibrationEvent, Goal, Listener, run_calibration
+from budgetdb.calibration.session import Session
+from budgetdb.calibration.subject import Subject
+from budgetdb.costs.frontier import solve_profile
+from budgetdb.errors import DoesNotFitError, StoreError
+from budgetdb.profiles import Environment, Probe, Profile, ProfileKey
+from budgetdb.settings import format_bytes
+from budgetdb.store.profile_store import ProfileStore
+
+_log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# A limit this much above the one a profile was made under asks for new probes; one below it only for solving again.
+_SAME_LIMIT = 1.02
+
+
+class Notebook:
+    """A store as a calibration uses it.
+
+    Args:
+        store: where profiles and probes are kept.
+        strict: whether its failure is raised. Otherwise it is reported once, and from then on nothing is looked up or
+            kept: the store is a cache, and its failure never ends an evaluation.
+    """
+
+    def __init__(self, store: ProfileStore, *, strict: bool) -> None:
+        self._store, self._strict, self._lost = store, strict, False
+
+    def find(self, key: ProfileKey) -> Profile | None:
+        """The profile stored under `key`, or None."""
+        return self._use(lambda: self._store.find(key), otherwise=None)
+
+    def open(self) -> None:
+        """Make the database ready to be written, so that a refusal comes before the work and not after it."""
+        if not self._lost:
+            self._use(self._store.upgrade, otherwise=None)
+
+    def unfinished_probes(self, key: ProfileKey, environment: Environment) -> list[Probe]:
+        """The probes of an interrupted calibration."""
+        return self._use(lambda: self._store.unfinished_probes(key, environment), otherwise=[])
+
+    def discard_probes(self, key: ProfileKey) -> None:
+        """Forget them."""
+        self._use(lambda: self._store.discard_probes(key), otherwise=None)
+
+    def add_probe(self, key: ProfileKey, environment: Environment, probe: Probe) -> None:
+        """Keep one probe."""
+        self._use(lambda: self._store.add_probe(key, environment, probe), otherwise=None)
+
+    def publish(self, profile: Profile) -> bool:
+        """Keep the profile; whether it was."""
+        self._use(lambda: self._store.publish(profile), otherwise=None)
+        return not self._lost
+
+    def _use(self, action: Callable[[], Answer], *, otherwise: Answer) -> Answer:
+        if self._lost:
+            return otherwise
+        try:
+            return action()
+        except StoreError as error:
+            if self._strict:
+                raise
+            self._lost = True
+            _log.warning("going on without stored profiles: %s", error)
+            return otherwise
+
+
+def find_answer(subject: Subject, goal: Goal, notebook: Notebook) -> Profile | None:
+    """The stored profile that answers `goal`, solved for the goal's limit where that is smaller than its own.
+
+    Raises:
+        DoesNotFitError: there is one, and none of its batches fits the goal's limit.
+        StoreError: from a strict notebook.
+    """
+    profile = notebook.find(subject.key(goal.pad_multiple))
+    if profile is None or not _reaches(profile, goal, subject) or not _has_room(profile, goal):
+        return None
+    if goal.memory_limit_bytes is None and goal.headroom_bytes in (None, profile.headroom_bytes):
+        return profile
+    limit = profile.limit_bytes
+    if goal.memory_limit_bytes is not None:
+        limit = min(limit, max(goal.memory_limit_bytes - profile.overhead_bytes, 0))
+    return solved_for(profile, limit, headroom_bytes=goal.headroom_bytes)
+
+
+def make_answer(
+    session: Session, subject: Subject, goal: Goal, *, notebook: Notebook, listen: Listener, afresh: bool = False
+) -> Profile:
+    """Calibrate, storing each probe as it ends and the profile at the end.
+
+    Probes that an interrupted calibration left, and those of a profile that is now extended, count; not so `afresh`.
+    The session is left as it was found, also by an error.
+    """
+    key = subject.key(goal.pad_multiple)
+    notebook.open()
+    if afresh:
+        notebook.discard_probes(key)
+        known = []
+    else:
+        earlier = notebook.find(key)
+        same_place = earlier is not None and earlier.environment == subject.environment
+        known = [*(earlier.probes if earlier is not None and same_place else ())]
+        known += notebook.unfinished_probes(key, subject.environment)
+    with session:
+        profile = run_calibration(
+            session,
+            subject,
+            goal,
+            known=known,
+            record=lambda probe: notebook.add_probe(key, subject.environment, probe),
+            listen=listen,
+        )
+    if notebook.publish(profile):
+        listen(CalibrationEvent("stored", f"stored as {profile.id}"))
+    return profile
+
+
+def solved_for(profile: Profile, limit_bytes: int, *, headroom_bytes: int | None) -> Profile:
+    """`profile` under another limit.
+
+    Raises:
+        DoesNotFitError: none of its batches fits.
+    """
+    solved = solve_profile(profile, limit_bytes, headroom_bytes=headroom_bytes)
+    if solved is None:
+        raise DoesNotFitError(
+            f"no batch of profile {profile.id} ({profile.model_name}) fits {format_bytes(limit_bytes)}; its weights "
+            f"take {format_bytes(profile.resident_bytes)}",
+            needed_bytes=profile.resident_bytes,
+            limit_bytes=limit_bytes,
+            next_step="Free memory on the device, or raise the memory limit",
+        )
+    return solved
+
+
+def _reaches(profile: Profile, goal: Goal, subject: Subject) -> bool:
+    """Whether it is settled for lengths as long as wanted, or a probe has shown that no longer one fits."""
+    if profile.max_length >= goal.longest(subject.facts.max_positions):
+        return True
+    return any(
+        not probe.fits and probe.batch_size == 1 and probe.length > profile.max_length for probe in profile.probes
+    )
+
+
+def _has_room(profile: Profile, goal: Goal) -> bool:
+    """Whether it was made under a limit as large as the one asked for: beyond what was probed, new probes are due."""
+    if goal.memory_limit_bytes is None:
+        return True
+    return goal.memory_limit_bytes <= _SAME_LIMIT * (profile.limit_bytes + profile.overhead_bytes)

@@ -1,0 +1,69 @@
+"""What is calibrated: a model on a device doing a workload, described without running a step."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+import transformers
+from pydantic import BaseModel, ConfigDict
+
+from budgetdb.devices.base import Device
+from budgetdb.models.facts import describe
+from budgetdb.models.spec import ModelFacts
+from budgetdb.profiles import Caps, Environment, ProfileKey
+from budgetdb.workloads.base import Workload
+
+
+class Subject(BaseModel):
+    """A model on a device doing a workload.
+
+    Attributes:
+        device_bytes: the device's memory as keys hold it.
+        workload: the workload's key.
+        caps: what the device's kernels allow for this model.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    facts: ModelFacts
+    device_name: str
+    device_bytes: int
+    environment: Environment
+    workload: str
+    caps: Caps
+
+    def key(self, pad_multiple: int) -> ProfileKey:
+        """The key under which the profile is stored."""
+        return ProfileKey(
+            model_hash=self.facts.model_hash,
+            device_name=self.device_name,
+            device_bytes=self.device_bytes,
+            dtype=self.facts.dtype,
+            attention=self.facts.attention,
+            pad_multiple=pad_multiple,
+            workload=self.workload,
+        )
+
+
+def describe_subject(model: Any, *, device: Device, workload: Workload, name: str | None = None) -> Subject:
+    """Describe a live model, or one without memory on the `meta` device, as it would run on `device`."""
+    facts, info = describe(model, name=name), device.info()
+    return Subject(
+        facts=facts,
+        device_name=info.name,
+        device_bytes=info.key_bytes,
+        environment=Environment(
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            runtime=info.runtime,
+            driver=info.driver,
+            compute_capability=info.compute_capability,
+            allocator=info.allocator,
+            platform=f"{platform.system()} {platform.machine()}",
+            device_total_bytes=info.total_bytes,
+        ),
+        workload=workload.key(),
+        caps=device.caps(heads=facts.heads, widest=facts.output_width),
+    )

@@ -1,0 +1,418 @@
+"""The factory: find a profile, or make one, then build the sampler."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from budgetdb.answers import Notebook, find_answer, make_answer, solved_for
+from budgetdb.calibration.calibrator import DEFAULT_MAX_STEP_S, CalibrationEvent, Goal, Listener
+from budgetdb.calibration.process import WorkerSession
+from budgetdb.calibration.session import LocalSession, Session
+from budgetdb.calibration.subject import Subject
+from budgetdb.costs.frontier import solve
+from budgetdb.devices.base import Device
+from budgetdb.devices.choose import choose_device
+from budgetdb.errors import BelowFloorError, LengthsError, ProfileNotFoundError, UnknownNameError, UsageError
+from budgetdb.models.spec import ModelSpec
+from budgetdb.plugins import ATTENTION, WORKLOADS
+from budgetdb.profiles import Profile
+from budgetdb.sampling.lengths import read_lengths
+from budgetdb.sampling.sampler import ProfileBatchSampler
+from budgetdb.settings import format_bytes, read_settings
+from budgetdb.shapes import Shape, padded_length
+from budgetdb.store.profile_store import ProfileStore
+from budgetdb.workloads.base import Workload, parse_workload
+
+_log = logging.getLogger(__name__)
+
+ON_MISS = ("calibrate", "error")
+
+
+def calibrate(
+    model: Any,
+    *,
+    max_length: int | None = None,
+    workload: str = "forward",
+    device: str | None = None,
+    dtype: str = "auto",
+    attention: str | None = None,
+    pad_multiple: int = 1,
+    memory_limit_bytes: int | None = None,
+    headroom_bytes: int | None = None,
+    weights: str = "auto",
+    head: str = "auto",
+    trust_remote_code: bool = False,
+    force: bool = False,
+    timeout_s: float | None = None,
+    store: ProfileStore | None = None,
+    on_event: Listener | None = None,
+) -> Profile:
+    """Find out how many tokens `model` takes in one step, store that as a profile, and return it.
+
+    A profile that is stored already is returned without running a step, unless `force` is set, or it is settled for
+    shorter lengths or for less memory than asked. A calibration that was interrupted goes on where it was.
+
+    Args:
+        model: a live model, which is probed in this process as it is; or a name on the hub, a local directory, or the
+            path of a `config.json`, which a worker process builds and probes.
+        max_length: longest length to settle, in tokens; None for the model's own limit, at most 8 192.
+        workload: kind of step, `forward`, `loss` or `embed`, with options as in `forward[hold=none]`.
+        device: `auto`, `cpu`, `cuda:1` and the like; a live model's own device.
+        dtype: of the weights, `auto` for the configuration's. Not for live models, nor are the next ones.
+        attention: attention implementation, None for what transformers chooses.
+        pad_multiple: what the collator rounds lengths up to.
+        memory_limit_bytes: what the process may use on the device; None for `BUDGETDB_MEMORY_LIMIT`, else all that is
+            free.
+        headroom_bytes: what to keep free of it; None for `BUDGETDB_HEADROOM`, else the device's default.
+        weights: `pretrained`, `random` or `auto`; memory does not depend on their values.
+        head: the task, or `auto` for the class that the configuration names.
+        trust_remote_code: whether code that comes with the model may run.
+        force: probe again although the answer is known.
+        timeout_s: stop after this long with the best so far.
+        store: where profiles are kept; None for the user's own database.
+        on_event: called for each thing that happens.
+
+    Raises:
+        UsageError: an argument can't be used; `UnknownNameError` with the nearest spelling for a name.
+        ModelError: the model can't be found, built or loaded.
+        DeviceError: the device is not there.
+        DoesNotFitError: not even one row of the shortest length fits.
+        CalibrationError: no result; its subclasses say why.
+        StoreError: the database can't be used.
+    """
+    goal = _goal(
+        max_length=max_length,
+        pad_multiple=pad_multiple,
+        memory_limit_bytes=memory_limit_bytes,
+        headroom_bytes=headroom_bytes,
+        timeout_s=timeout_s,
+    )
+    build = {
+        "dtype": dtype,
+        "attention": attention,
+        "weights": weights,
+        "head": head,
+        "trust_remote_code": trust_remote_code,
+    }
+    if isinstance(model, str | Path):
+        session = _worker_session(str(model), device=device, workload=workload, build=build)
+    else:
+        session = _local_session(model, device=device, workload=workload, build=build)
+
+    listen = on_event or _log_event
+    notebook = Notebook(_store_or_default(store), strict=True)
+    with session:
+        subject = session.describe()
+        known = None if force else find_answer(subject, goal, notebook)
+        if known is None:
+            return make_answer(session, subject, goal, notebook=notebook, listen=listen, afresh=force)
+    listen(CalibrationEvent("known", f"{known.model_name} is known as {known.id}: no forward pass was made"))
+    return known
+
+
+def find_profile(
+    model: Any,
+    *,
+    workload: str = "forward",
+    device: str | None = None,
+    pad_multiple: int = 1,
+    store: ProfileStore | None = None,
+) -> Profile | None:
+    """The stored profile of a live model on its device, or None; no step is run.
+
+    Raises:
+        UnknownNameError: no workload or device of that name.
+        StoreError: the database can't be read.
+    """
+    session = _local_session(model, device=device, workload=workload)
+    return _store_or_default(store).find(session.describe().key(pad_multiple))
+
+
+def make_batch_sampler(
+    model: Any,
+    lengths: Any,
+    *,
+    pad_multiple: int = 1,
+    workload: str = "forward",
+    on_miss: str = "calibrate",
+    max_length: int | None = None,
+    device: str | None = None,
+    extra_tokens_per_sample: int = 0,
+    memory_limit_bytes: int | None = None,
+    headroom_bytes: int | None = None,
+    order: str = "descending",
+    store: ProfileStore | None = None,
+    on_event: Listener | None = None,
+) -> ProfileBatchSampler:
+    """A batch sampler for torch's DataLoader, whose every batch fits `model` on its device.
+
+    The profile is looked up; if there is none for this model, device and workload, or it is settled for shorter
+    lengths than these, it is made first (`on_miss="calibrate"`). It is solved for the memory that is free now. A
+    database that can't be used is reported once and does without: then the calibration is for this run only.
+
+    Args:
+        model: the live model, on its device and in evaluation mode.
+        lengths: tokens of each sample, in the data set's order: a list, an array, a tensor, or a column of `datasets`.
+        pad_multiple: what the collator rounds lengths up to.
+        workload: kind of step that the evaluation loop runs.
+        on_miss: `calibrate`, or `error`.
+        max_length: settle for lengths up to this, where longer samples are to come later.
+        device: the model's own device by default.
+        extra_tokens_per_sample: tokens the model adds to every row by itself, such as a prompt's virtual tokens.
+        memory_limit_bytes: what this process may use on the device; see `calibrate`.
+        headroom_bytes: what to keep free of it.
+        order: `descending`, longest first, or `ascending`.
+        store: where profiles are kept.
+        on_event: called for each thing that happens.
+
+    Raises:
+        LengthsError: lengths that make no sense, or are longer than the model takes.
+        ProfileNotFoundError: no profile, and `on_miss` is `error`.
+        DoesNotFitError: there is a profile, and not one row of it fits what is free now.
+        BudgetDBError: whatever `calibrate` raises.
+    """
+    samples = read_lengths(lengths)
+    longest = (int(samples.max()) if len(samples) else 1) + extra_tokens_per_sample
+    goal = _goal(
+        max_length=max(longest, max_length or 0),
+        pad_multiple=pad_multiple,
+        memory_limit_bytes=memory_limit_bytes,
+        headroom_bytes=headroom_bytes,
+    )
+    profile = _profile_for(
+        model,
+        goal,
+        longest=longest,
+        device=device,
+        workload=workload,
+        on_miss=on_miss,
+        store=store,
+        listen=on_event or _log_event,
+    )
+    return ProfileBatchSampler(
+        samples,
+        _solved_now(profile, goal, _device_of(model, device)),
+        pad_multiple=pad_multiple,
+        extra_tokens_per_sample=extra_tokens_per_sample,
+        order=order,
+    )
+
+
+def calibrate_token_budget(
+    *,
+    model: Any,
+    lengths: Any,
+    pad_multiple: int = 1,
+    extra_tokens_per_sample: int = 0,
+    floor: int = 256,
+    tolerance: int | None = None,
+) -> int:
+    """The token budget for `TokenBudgetBatchSampler`: `batch_size * (padded_length + extra)` never above it fits.
+
+    It holds at every length up to that of the longest sample, and is a property of the device, not of the data: few
+    or short samples do not make it smaller. The profile is stored and found again.
+
+    Args:
+        model: the live model, on its device.
+        lengths: tokens of each sample.
+        pad_multiple: what the collator rounds lengths up to.
+        extra_tokens_per_sample: tokens the model adds to every row by itself.
+        floor: the smallest budget to accept.
+        tolerance: accepted for the sake of existing callers, and ignored.
+
+    Raises:
+        ValueError: no lengths, or a `pad_multiple` below 1.
+        RuntimeError: not even the shortest sample fits (`DoesNotFitError`), or the budget is below `floor`
+            (`BelowFloorError`).
+    """
+    del tolerance
+
+    samples = read_lengths(lengths)
+    if not len(samples):
+        raise LengthsError("there are no lengths", next_step="Give the number of tokens of each sample")
+    longest = int(samples.max()) + extra_tokens_per_sample
+    goal = _goal(max_length=longest, pad_multiple=pad_multiple)
+    profile = _profile_for(
+        model,
+        goal,
+        longest=longest,
+        device=None,
+        workload=_loss_or_forward(model),
+        on_miss="calibrate",
+        store=None,
+        listen=_log_event,
+    )
+    profile = _solved_now(profile, goal, _device_of(model, None))
+    solved = solve(
+        profile.cost_model,
+        usable_bytes=profile.usable_bytes,
+        max_length=min(padded_length(longest, pad_multiple), profile.max_length),
+        caps=profile.caps,
+        pad_multiple=pad_multiple,
+    )
+    budget = solved.token_budget if solved is not None else 0
+    if budget < floor:
+        raise BelowFloorError(budget, floor)
+    return budget
+
+
+def _goal(
+    *,
+    max_length: int | None,
+    pad_multiple: int,
+    memory_limit_bytes: int | None = None,
+    headroom_bytes: int | None = None,
+    timeout_s: float | None = None,
+) -> Goal:
+    """The arguments, checked, with the settings where nothing is given."""
+    for name, value in (("pad_multiple", pad_multiple), ("max_length", max_length)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}", next_step="Give a positive number")
+    settings = read_settings()
+    return Goal(
+        max_length=max_length,
+        pad_multiple=pad_multiple,
+        memory_limit_bytes=memory_limit_bytes if memory_limit_bytes is not None else settings.memory_limit,
+        headroom_bytes=headroom_bytes if headroom_bytes is not None else settings.headroom,
+        timeout_s=timeout_s,
+        max_step_s=settings.max_step_s or DEFAULT_MAX_STEP_S,
+    )
+
+
+def _worker_session(model: str, *, device: str | None, workload: str, build: dict[str, Any]) -> Session:
+
+    if build["attention"] is not None:
+        ATTENTION.get(build["attention"])
+    chosen = choose_device(device)
+    try:
+        spec = ModelSpec.model_validate({"source": model, **build})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(f"{first['loc'][0]}: {first['msg']}", next_step="See `budgetdb calibrate --help`") from None
+    return WorkerSession(
+        spec,
+        device=str(chosen.torch_device),
+        workload=parse_workload(workload).key(),
+        name=_display_name(model),
+        environment=chosen.worker_environment,
+        probe_timeout_s=read_settings().probe_timeout_s,
+    )
+
+
+def _display_name(model: str) -> str:
+    """What to call a model: its directory's name, or its name on the hub."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    path = path.resolve()
+    return path.name if path.is_dir() else path.parent.name
+
+
+def _local_session(model: Any, *, device: str | None, workload: str, build: dict[str, Any] | None = None) -> Session:
+
+    if not callable(model):
+        raise UsageError(
+            f"a model is callable, and a {type(model).__name__} is not",
+            next_step="Give a model, or its name to `budgetdb.calibrate`",
+        )
+    for name, value in (build or {}).items():
+        if value not in (None, "auto", False):
+            raise UsageError(
+                f"{name}={value!r} can't be applied to a live model", next_step="Build the model so, or give its name"
+            )
+    return LocalSession(model, device=_device_of(model, device), workload=parse_workload(workload))
+
+
+def _parse(workload: str) -> Workload:
+
+    return parse_workload(workload)
+
+
+def _device_of(model: Any, device: str | None) -> Device:
+    """The device asked for, else the one that the live model's first parameter is on."""
+    if device is None and hasattr(model, "parameters"):
+        parameter = next(iter(model.parameters()), None)
+        if parameter is not None:
+            return choose_device(parameter.device)
+    return choose_device(device)
+
+
+def _refuse_too_long(longest: int, goal: Goal, subject: Subject) -> None:
+    positions = subject.facts.max_positions
+    if longest > goal.longest(positions):
+        raise LengthsError(
+            f"the longest sample has {longest} tokens, and {subject.facts.name} takes {goal.longest(positions)}",
+            next_step="Truncate the samples when they are tokenised",
+        )
+
+
+def _loss_or_forward(model: Any) -> str:
+    """The step to probe for a caller who does not say: with labels where the model has a head that uses them."""
+    loss: Workload = WORKLOADS.get("loss")()
+    try:
+        loss.inputs(model, Shape(1, 8), torch.device("cpu"))
+    except UsageError:
+        return "forward"
+    return "loss"
+
+
+def _profile_for(
+    model: Any,
+    goal: Goal,
+    *,
+    longest: int,
+    device: str | None,
+    workload: str,
+    on_miss: str,
+    store: ProfileStore | None,
+    listen: Listener,
+) -> Profile:
+    """The profile that answers, found or made; a failing store is reported and done without."""
+    if on_miss not in ON_MISS:
+        raise UnknownNameError("on_miss", on_miss, ON_MISS)
+    session = _local_session(model, device=device, workload=workload)
+    subject = session.describe()
+    _refuse_too_long(longest, goal, subject)
+    place = _store_or_default(store)
+    notebook = Notebook(place, strict=False)
+    known = find_answer(subject, goal, notebook)
+    if known is not None:
+        listen(CalibrationEvent("known", f"{known.model_name} is known as {known.id}: no forward pass was made"))
+        return known
+    if on_miss == "error":
+        key = subject.key(goal.pad_multiple)
+        raise ProfileNotFoundError(
+            f"no profile of {subject.facts.name} ({key.workload}, {key.dtype}, {key.attention}, pad multiple "
+            f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location}",
+            next_step='Run `budgetdb.calibrate(model)`, or pass on_miss="calibrate"',
+        )
+    return make_answer(session, subject, goal, notebook=notebook, listen=listen)
+
+
+def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:
+    """The profile solved for the memory that is free now, never for more than it was made under."""
+    now = device.room(goal.memory_limit_bytes).limit_bytes
+    if now >= profile.limit_bytes:
+        return profile
+    _log.warning(
+        "%s is free for %s now, %s when profile %s was made: batches shrink to fit",
+        format_bytes(now),
+        profile.model_name,
+        format_bytes(profile.limit_bytes),
+        profile.id,
+    )
+    return solved_for(profile, now, headroom_bytes=profile.headroom_bytes)
+
+
+def _store_or_default(store: ProfileStore | None) -> ProfileStore:
+
+    return store if store is not None else ProfileStore()
+
+
+def _log_event(event: CalibrationEvent) -> None:
+    _log.info("%s", event.message)
