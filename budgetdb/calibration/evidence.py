@@ -8,7 +8,6 @@ from functools import lru_cache
 from budgetdb.costs.base import CostModel
 from budgetdb.profiles import Outcome, Probe
 
-
 # Peak that a failed batch is given, as a share of what was usable, where the peaks measured would let it through.
 _FAILED_AT = 1.02
 

@@ -1,10 +1,10 @@
-"""The larger of `c + a·kL` and `c + b·kL + q·kL²`: attention that keeps scores, or a mask."""
+"""The larger of two moments, each with a share that grows with the square of the length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from typing_extensions import override
 
@@ -23,26 +23,30 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_COEFFICIENTS = ("c", "a", "p", "b", "q")
+
 
 class QuadraticCost(CostModel):
-    """Two moments over one constant: the MLP or the head, `c + a·kL`, and attention, `c + b·kL + q·kL²`.
+    """The larger of `c + a·kL + p·kL²` (the MLP, the head) and `c + b·kL + q·kL²` (attention).
 
-    A single polynomial through both under-predicts eager attention by up to 48 % (TRACING 6). Below the length at
-    which the two meet the first decides, above it the second. In bytes per token that is a floor `a` and a rising line
-    `b + q·L`, which is how it is fitted.
+    A single polynomial through both under-predicts eager attention by up to 48 % (TRACING 6). The first moment has a
+    square of its own, since a padded mask is alive in it too (`p` is 1 for sdpa), and with eager attention so are the
+    scores of the layer before. In bytes per token the two are lines in the length, `a + p·L` and `b + q·L`: below the
+    length at which they cross the first decides, above it the second. They are fitted as chords: a true rate is convex
+    in the length, so what lies between two measured lengths lies below the line through them.
     """
 
     kind: ClassVar[str] = "quadratic"
 
-    def __init__(self, *, c: float, a: float, b: float, q: float) -> None:
-        self._moments = (Moment(constant=c, token=a), Moment(constant=c, token=b, square=q))
+    def __init__(self, *, c: float, a: float, p: float, b: float, q: float) -> None:
+        self._moments = (Moment(constant=c, token=a, square=p), Moment(constant=c, token=b, square=q))
 
     @classmethod
     @override
     def fit(cls, probes: Sequence[Probe]) -> Self:
         constant, rates = fit_envelope(probes)
-        a, b, q = _floor_and_line(sorted(rates.items()))
-        return cls(c=constant, a=a, b=b, q=q)
+        first, second = _two_lines(sorted(rates.items()))
+        return cls(c=constant, a=first.intercept, p=first.slope, b=second.intercept, q=second.slope)
 
     @override
     def peak_bytes(self, shape: Shape) -> int:
@@ -59,54 +63,67 @@ class QuadraticCost(CostModel):
     @override
     def parameters(self) -> dict[str, CostParameter]:
         first, second = self._moments
-        return {"c": first.constant, "a": first.token, "b": second.token, "q": second.square}
+        return dict(
+            zip(_COEFFICIENTS, (first.constant, first.token, first.square, second.token, second.square), strict=True)
+        )
 
     @classmethod
     @override
     def from_parameters(cls, parameters: Mapping[str, CostParameter]) -> Self:
-        return cls(**read_coefficients(parameters, ("c", "a", "b", "q"), kind=cls.kind))
+        return cls(**read_coefficients(parameters, _COEFFICIENTS, kind=cls.kind))
 
 
-Point = tuple[int, float]
+class _Line(NamedTuple):
+    """Bytes per token as a function of the length."""
+
+    intercept: float
+    slope: float
+
+    def at(self, length: float) -> float:
+        return self.intercept + self.slope * length
 
 
-def _floor_and_line(points: Sequence[Point]) -> tuple[float, float, float]:
-    """`(a, b, q)` with `max(a, b + q·L)` on or above every point `(L, bytes per token)`, as close as it can be.
+_Point = tuple[int, float]
 
-    Each way to split the lengths is tried: the short ones under the floor, the long ones under the line. The line runs
-    through two points, or through one from the origin, lifted above the rest. Of the candidates the one with the
-    smallest relative overshoot wins; among equals the one that is higher between the points, since a true rate is
-    convex in the length and its chord is the safe side.
+
+def _two_lines(points: Sequence[_Point]) -> tuple[_Line, _Line]:
+    """Two lines whose larger lies on or above every point `(length, bytes per token)`, as close as can be.
+
+    Each way to split the lengths is tried: the short ones under one line, the long ones under the other. A line takes
+    its direction from a pair of points, or runs through the origin, and is lifted above its side. The pair with the
+    smallest relative overshoot wins; among equals the one that is higher between the points.
     """
+    chosen: tuple[_Line, _Line] | None = None
     best: tuple[float, float] | None = None
-    chosen = (max(rate for _, rate in points), 0.0, 0.0)
-    for split in range(len(points) + 1):
-        a = max((rate for _, rate in points[:split]), default=0.0)
-        for b, q in _lines_above(points[split:], points):
-            overshoot = sum((max(a, b + q * length) - rate) / max(rate, 1e-9) for length, rate in points)
-            score = (round(overshoot, 6), -_area(a, b, q, points))
-            if best is None or score < best:
-                best, chosen = score, (a, b, q)
+    for split in range(1, len(points) + 1):
+        for first in _lines_above(points[:split], points):
+            for second in _lines_above(points[split:], points):
+                score = _score(first, second, points)
+                if best is None or score < best:
+                    best, chosen = score, (first, second)
+    if chosen is None:
+        raise ValueError("there are no points to fit lines to")
     return chosen
 
 
-def _lines_above(above: Sequence[Point], points: Sequence[Point]) -> Iterator[tuple[float, float]]:
-    """Lines `b + q·L` with b, q >= 0 on or above all of `above`, their direction taken from pairs of `points`."""
-    if not above:
-        yield 0.0, 0.0
+def _lines_above(side: Sequence[_Point], points: Sequence[_Point]) -> Iterator[_Line]:
+    """Rising lines from a non-negative intercept, on or above all of `side`."""
+    if not side:
+        yield _Line(0.0, 0.0)
         return
     directions = {0.0} | {
         max((rate2 - rate1) / (length2 - length1), 0.0)
         for (length1, rate1), (length2, rate2) in combinations(points, 2)
     }
-    for q in directions:
-        b = max(rate - q * length for length, rate in above)
-        if b >= 0:
-            yield b, q
-    yield 0.0, max(rate / length for length, rate in above)
+    for slope in sorted(directions):
+        intercept = max(rate - slope * length for length, rate in side)
+        if intercept >= 0:
+            yield _Line(intercept, slope)
+    yield _Line(0.0, max(rate / length for length, rate in side))
 
 
-def _area(a: float, b: float, q: float, points: Sequence[Point]) -> float:
-    """The sum of the rates half-way between neighbouring lengths: how high the curve runs between the points."""
+def _score(first: _Line, second: _Line, points: Sequence[_Point]) -> tuple[float, float]:
+    """Relative overshoot at the points, rounded; then how low the larger line runs half-way between them."""
+    overshoot = sum((max(first.at(n), second.at(n)) - rate) / max(rate, 1e-9) for n, rate in points)
     middles = [(left + right) / 2 for (left, _), (right, _) in pairwise(points)]
-    return sum(max(a, b + q * middle) for middle in middles)
+    return round(overshoot, 4), -sum(max(first.at(n), second.at(n)) for n in middles)

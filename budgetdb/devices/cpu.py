@@ -26,7 +26,7 @@ _MIB = 2**20
 _HEADROOM_SHARE = 0.02
 _HEADROOM_BYTES = (8 * _MIB, 1024 * _MIB)
 # The profiler's records of a step, which no evaluation makes: they are let through above the cap.
-_RECORDS_BYTES = 2 * _MIB
+_RECORDS_BYTES = 4 * _MIB
 
 
 class CpuDevice(Device):
