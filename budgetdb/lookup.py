@@ -30,6 +30,8 @@ from budgetdb.workloads.base import Workload, parse_workload
 
 _log = logging.getLogger(__name__)
 
+# Less free memory than this share of what a profile was made under is worth a warning; the rest is everyday life.
+_NOTABLY_LESS = 0.95
 ON_MISS = ("calibrate", "error")
 
 
@@ -396,10 +398,12 @@ def _profile_for(
 
 def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:
     """The profile solved for the memory that is free now, never for more than it was made under."""
-    now = device.room(goal.memory_limit_bytes).limit_bytes
+    others = max(device.allocated_bytes() - profile.resident_bytes, 0)
+    now = max(device.room(goal.memory_limit_bytes).limit_bytes - others, 0)
     if now >= profile.limit_bytes:
         return profile
-    _log.warning(
+    _log.log(
+        logging.WARNING if now < _NOTABLY_LESS * profile.limit_bytes else logging.INFO,
         "%s is free for %s now, %s when profile %s was made: batches shrink to fit",
         format_bytes(now),
         profile.model_name,

@@ -44,14 +44,20 @@ class _Step:
 class Prober:
     """Probes a model on a device; between `start` and `close` the process is held to the limit.
 
+    What else this process keeps on the device is left out of every figure: the limit, the baseline and the peaks are
+    those of the model alone.
+
     Args:
         device: where the model is.
         model: anything that the workload can run.
         workload: the kind of step.
+        resident_bytes: the model's weights and buffers.
     """
 
-    def __init__(self, *, device: Device, model: Any, workload: Workload) -> None:
+    def __init__(self, *, device: Device, model: Any, workload: Workload, resident_bytes: int) -> None:
         self._device, self._model, self._workload = device, model, workload
+        self._resident_bytes = resident_bytes
+        self._foreign_bytes = 0
         self._cap_bytes: int | None = None
         self._baseline_bytes = 0
         self._block = ExitStack()
@@ -73,12 +79,15 @@ class Prober:
             if error is not None and error.kind is not ErrorKind.OOM:
                 raise StepFailedError(batch_size=shape.batch_size, length=shape.length, reason=str(error))
         self._device.clean()
-        self._baseline_bytes = self._device.allocated_bytes()
-        return self._device.room(memory_limit_bytes)
+        allocated = self._device.allocated_bytes()
+        self._foreign_bytes = max(allocated - self._resident_bytes, 0)
+        self._baseline_bytes = allocated - self._foreign_bytes
+        room = self._device.room(memory_limit_bytes)
+        return Room(max(room.limit_bytes - self._foreign_bytes, 0), overhead_bytes=room.overhead_bytes)
 
     def cap(self, cap_bytes: int) -> None:
         """Hold the process to `cap_bytes` in the allocator until `close`."""
-        self._block.enter_context(self._device.capped(cap_bytes))
+        self._block.enter_context(self._device.capped(cap_bytes + self._foreign_bytes))
         self._cap_bytes = cap_bytes
 
     def close(self) -> None:
@@ -133,10 +142,12 @@ class Prober:
         if error.kind is ErrorKind.STICKY:
             raise PoisonedProcessError(str(error))
         self._device.clean()
-        leaked = self._device.allocated_bytes() - self._baseline_bytes
+        leaked = self._device.allocated_bytes() - self._foreign_bytes - self._baseline_bytes
         self.leak = f"{leaked} bytes were left on the device by a step that failed" if leaked > _LEAK_BYTES else None
 
     def _as_probe(self, shape: Shape, step: _Step, *, purpose: str) -> Probe:
+        step.measurement.peak_allocated_bytes = max(step.measurement.peak_allocated_bytes - self._foreign_bytes, 0)
+        step.measurement.peak_reserved_bytes = max(step.measurement.peak_reserved_bytes - self._foreign_bytes, 0)
         outcome = self._outcome(shape, step, purpose=purpose)
         ended = step.error is None
         return Probe(

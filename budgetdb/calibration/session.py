@@ -13,6 +13,7 @@ from budgetdb.calibration.prober import PoisonedProcessError, Prober
 from budgetdb.calibration.subject import Subject, describe_subject
 from budgetdb.devices.base import Device
 from budgetdb.errors import WorkerError
+from budgetdb.models.facts import resident_bytes
 from budgetdb.profiles import Probe
 from budgetdb.shapes import Shape
 from budgetdb.workloads.base import Workload
@@ -91,7 +92,8 @@ class LocalSession(Session):
 
     def __init__(self, model: Any, *, device: Device, workload: Workload, name: str | None = None) -> None:
         self._device, self._workload, self._model, self._name = device, workload, model, name
-        self._prober = Prober(device=device, model=model, workload=workload)
+        self._resident_bytes = resident_bytes(model)
+        self._prober = Prober(device=device, model=model, workload=workload, resident_bytes=self._resident_bytes)
 
     def describe(self) -> Subject:
         """What the live model is."""
@@ -99,14 +101,14 @@ class LocalSession(Session):
 
     def prepare(self, *, longest: int, memory_limit_bytes: int | None, headroom_bytes: int | None) -> Ready:
         """Warm up and cap this process."""
-        ready = prepare_prober(
+        return prepare_prober(
             self._prober,
             self._device,
             longest=longest,
             memory_limit_bytes=memory_limit_bytes,
             headroom_bytes=headroom_bytes,
+            resident_bytes=self._resident_bytes,
         )
-        return ready.model_copy(update={"resident_bytes": self.describe().facts.resident_bytes})
 
     def probe(self, shape: Shape, *, purpose: str) -> Probe:
         """Run one step here."""
@@ -127,16 +129,22 @@ class LocalSession(Session):
 
 
 def prepare_prober(
-    prober: Prober, device: Device, *, longest: int, memory_limit_bytes: int | None, headroom_bytes: int | None
+    prober: Prober,
+    device: Device,
+    *,
+    longest: int,
+    memory_limit_bytes: int | None,
+    headroom_bytes: int | None,
+    resident_bytes: int,
 ) -> Ready:
-    """Warm a prober up, read the room there is, and cap the process to it; `resident_bytes` is left at 0."""
+    """Warm a prober up, read the room there is, and cap the process to it."""
     room = prober.start(longest=longest, memory_limit_bytes=memory_limit_bytes)
     headroom = device.default_headroom_bytes(room.limit_bytes) if headroom_bytes is None else headroom_bytes
     ready = Ready(
         limit_bytes=room.limit_bytes,
         headroom_bytes=headroom,
         overhead_bytes=room.overhead_bytes,
-        resident_bytes=0,
+        resident_bytes=resident_bytes,
     )
     prober.cap(ready.usable_bytes)
     return ready

@@ -22,7 +22,7 @@ from budgetdb.calibration.session import prepare_prober
 from budgetdb.calibration.subject import describe_subject
 from budgetdb.devices.choose import choose_device
 from budgetdb.errors import BudgetDBError
-from budgetdb.models.facts import describe
+from budgetdb.models.facts import resident_bytes
 from budgetdb.models.load import load_model, outline_model
 from budgetdb.models.spec import ModelSpec
 from budgetdb.shapes import Shape
@@ -51,15 +51,16 @@ class Worker:
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Load the model, warm it up, and cap the process."""
         model = load_model(self._spec, self._device.torch_device)
-        self._prober = Prober(device=self._device, model=model, workload=self._workload)
+        resident = resident_bytes(model)
+        self._prober = Prober(device=self._device, model=model, workload=self._workload, resident_bytes=resident)
         ready = prepare_prober(
             self._prober,
             self._device,
             longest=request["longest"],
             memory_limit_bytes=request["memory_limit_bytes"],
             headroom_bytes=request["headroom_bytes"],
+            resident_bytes=resident,
         )
-        ready = ready.model_copy(update={"resident_bytes": describe(model).resident_bytes})
         return {"ready": ready.model_dump(mode="json")}
 
     def probe(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ _HEADROOM_SHARE = 0.02
 _HEADROOM_BYTES = (8 * _MIB, 1024 * _MIB)
 # The profiler's records of a step, which no evaluation makes: they are let through above the cap.
 _RECORDS_BYTES = 4 * _MIB
+# Options of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class CpuDevice(Device):
@@ -61,9 +63,8 @@ class CpuDevice(Device):
     @override
     def room(self, memory_limit_bytes: int | None = None) -> Room:
         self.clean()
-        used = _data_bytes()
-        allocated = self.allocated_bytes()
-        overhead = max(used - allocated, 0)
+        used = _data_bytes() - _cached_bytes()
+        overhead = max(used - self.allocated_bytes(), 0)
         available = used + _available_bytes()
         limit = available if memory_limit_bytes is None else min(memory_limit_bytes, available)
         return Room(limit_bytes=max(limit - overhead, 0), overhead_bytes=overhead)
@@ -79,11 +80,12 @@ class CpuDevice(Device):
         self.clean()
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         cap = max(_data_bytes() - self.allocated_bytes(), 0) + limit_bytes + _RECORDS_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (cap if hard == resource.RLIM_INFINITY else min(cap, hard), hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        with _large_blocks_by_mmap():
+            resource.setrlimit(resource.RLIMIT_DATA, (cap if hard == resource.RLIM_INFINITY else min(cap, hard), hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     @override
     @contextmanager
@@ -150,6 +152,44 @@ def _data_bytes() -> int:
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     return int(psutil.Process().memory_info().rss)
+
+
+class _MallocInformation(ctypes.Structure):
+    """`struct mallinfo2` of glibc 2.33 and newer."""
+
+    _fields_: ClassVar[list[tuple[str, type]]] = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
+    ]
+
+
+@contextmanager
+def _large_blocks_by_mmap() -> Iterator[None]:
+    """A block in which glibc serves large requests by mmap, in a process that was not started so.
+
+    Setting a threshold ends its adjustment for good; what is left behind is where glibc's own adjustment ends after a
+    first large block was freed (`DEFAULT_MMAP_THRESHOLD_MAX` of malloc.c, and twice that for trimming).
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if set_option is None or os.environ.get("MALLOC_MMAP_THRESHOLD_"):
+        yield
+        return
+    set_option(_M_MMAP_THRESHOLD, 65536)
+    set_option(_M_TRIM_THRESHOLD, 0)
+    try:
+        yield
+    finally:
+        set_option(_M_MMAP_THRESHOLD, 32 * _MIB)
+        set_option(_M_TRIM_THRESHOLD, 64 * _MIB)
+
+
+def _cached_bytes() -> int:
+    """Bytes that glibc holds in free blocks of its heap and will hand out again; 0 where it can't be asked."""
+    read = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
+    if read is None:
+        return 0
+    read.restype = _MallocInformation
+    return int(read().fordblks)
 
 
 def _control_group() -> tuple[int, int] | None:
