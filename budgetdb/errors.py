@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class BudgetDBError(Exception):
@@ -44,6 +45,19 @@ class BudgetDBError(Exception):
     def __init__(self, message: str, *, next_step: str | None = None) -> None:
         super().__init__(f"{message}. {next_step}" if next_step else message)
         self.next_step = next_step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The constructors take data and make a message of it, so a copy in another process is made without them.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[BudgetDBError], args: tuple[object, ...], attributes: dict[str, object]) -> BudgetDBError:
+    # These builtins have fields of their own, so only their `__new__` can make an instance.
+    maker = next((builtin for builtin in (OSError, ImportError) if issubclass(kind, builtin)), Exception)
+    error: BudgetDBError = maker.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(BudgetDBError, ValueError):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -125,13 +126,13 @@ class Registry:
         wanted = read_settings().plugins
         if wanted == "none":
             return []
-        names = None if wanted is None else {part.strip() for part in wanted.split(",")}
+        names = None if wanted is None else {_normal(part) for part in wanted.split(",")}
         found = []
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
             distribution = _distribution(point)[0]
             if point.name in self._builtin:
                 _log.warning("%s %r of %s is ignored: budgetdb has one", self.kind, point.name, distribution)
-            elif names is None or distribution in names:
+            elif names is None or _normal(distribution) in names:
                 found.append(point)
         return found
 
@@ -146,7 +147,7 @@ class Registry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may even call sys.exit at import
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise PluginError(
                 f"{self.kind} {point.name!r} of {origin} can't be imported ({reason})",
                 next_step=f"Upgrade or uninstall {origin}, or set BUDGETDB_PLUGINS=none",
@@ -175,6 +176,11 @@ def _import(path: str) -> Any:
 
 def _distribution(point: EntryPoint) -> tuple[str, str | None]:
     return (point.dist.name, point.dist.version) if point.dist else ("unknown", None)
+
+
+def _normal(distribution: str) -> str:
+    """A distribution's name as packaging tools compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
 def _version(distribution: str) -> str | None:

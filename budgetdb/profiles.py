@@ -160,6 +160,16 @@ class CostRecord(_Record):
     kind: Name
     parameters: dict[Name, CostParameter]
 
+    @cached_property
+    def model(self) -> CostModel:
+        """The cost model, ready to be asked.
+
+        Raises:
+            UnknownNameError: it is of a kind that no installed package provides.
+        """
+        model: CostModel = COSTS.get(self.kind).from_parameters(self.parameters)
+        return model
+
 
 class Caps(_Record):
     """Limits of a batch that are not memory; each is None where there is none.
@@ -245,15 +255,11 @@ class Profile(_Record):
         """The limit less the headroom."""
         return max(self.limit_bytes - self.headroom_bytes, 0)
 
-    @cached_property
+    @property
     def cost_model(self) -> CostModel:
-        """The cost model, ready to be asked.
-
-        Raises:
-            UnknownNameError: it is of a kind that no installed package provides.
-        """
-        model: CostModel = COSTS.get(self.cost.kind).from_parameters(self.cost.parameters)
-        return model
+        """The cost model, ready to be asked; see `CostRecord.model`."""
+        # Kept in the record, not here: a copy with another record must not answer by the old one.
+        return self.cost.model
 
     def peak_bytes(self, shape: Shape) -> int:
         """Expected peak of a step at `shape`, in bytes, weights included; never below what was measured there."""

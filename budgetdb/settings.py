@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from budgetdb.errors import UsageError
 
-PositiveBytes = Annotated[ByteSize, Field(gt=0)]
+
+def _whole_size(value: object) -> object:
+    # pydantic reads as much of a text as makes a size: `1,5GiB` would be one byte, `2GiB,4GiB` two gibibytes.
+    if isinstance(value, str) and not re.fullmatch(r"\s*\d{1,19}(\.\d{1,19})?\s*[a-zA-Z]*\s*", value, re.ASCII):
+        raise PydanticCustomError("size", "write it like 512MiB, 2GiB or 1073741824")
+    return value
+
+
+Bytes = Annotated[ByteSize, BeforeValidator(_whole_size), Field(ge=0, le=2**62)]
+PositiveBytes = Annotated[ByteSize, BeforeValidator(_whole_size), Field(gt=0, le=2**62)]
 
 
 class Settings(BaseSettings):
@@ -21,7 +32,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BUDGETDB_", frozen=True, extra="ignore", allow_inf_nan=False)
 
     url: str | None = Field(None, description="database: a SQLAlchemy URL or the path of a SQLite file")
-    headroom: Annotated[ByteSize, Field(ge=0)] | None = Field(None, description="bytes kept free on the device")
+    headroom: Bytes | None = Field(None, description="bytes kept free on the device")
     memory_limit: PositiveBytes | None = Field(None, description="bytes this process may use on the device")
     max_step_s: Annotated[float, Field(gt=0)] | None = Field(None, description="longest step worth trying, in seconds")
     probe_timeout_s: Annotated[float, Field(gt=0)] = Field(900.0, description="seconds one probe may take")
@@ -37,9 +48,10 @@ def read_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
         name = f"BUDGETDB_{'.'.join(map(str, first['loc'])).upper()}"
-        raise UsageError(f"{name}: {first['msg']}", next_step=f"Correct or unset {name}") from None
+        value = str(first["input"])[:60]
+        raise UsageError(f"{name} is {value!r}: {first['msg']}", next_step=f"Correct or unset {name}") from None
 
 
 def parse_bytes(text: str | int) -> int:

@@ -245,9 +245,11 @@ class _Process:
 
 
 def _rebuilt(error: Mapping[str, Any]) -> BudgetDBError:
-    """The exception that the worker raised."""
+    """The exception that the worker raised; its message is complete, so no constructor runs again."""
     kind = getattr(errors, error["type"], BudgetDBError)
-    rebuilt: BudgetDBError = kind.__new__(kind)
-    Exception.__init__(rebuilt, error["message"])
+    # These builtins have fields of their own, so only their `__new__` can make an instance.
+    maker = next((builtin for builtin in (OSError, ImportError) if issubclass(kind, builtin)), Exception)
+    rebuilt: BudgetDBError = maker.__new__(kind)
+    rebuilt.args = (error["message"],)
     vars(rebuilt).update(error["attributes"])
     return rebuilt

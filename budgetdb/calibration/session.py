@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict
 from budgetdb.calibration.prober import PoisonedProcessError, Prober
 from budgetdb.calibration.subject import Subject, describe_subject
 from budgetdb.devices.base import Device
-from budgetdb.errors import WorkerError
+from budgetdb.errors import DoesNotFitError, WorkerError
 from budgetdb.models.facts import resident_bytes
 from budgetdb.profiles import Probe
+from budgetdb.settings import format_bytes
 from budgetdb.shapes import Shape
 from budgetdb.workloads.base import Workload
 
@@ -137,7 +138,11 @@ def prepare_prober(
     headroom_bytes: int | None,
     resident_bytes: int,
 ) -> Ready:
-    """Warm a prober up, read the room there is, and cap the process to it."""
+    """Warm a prober up, read the room there is, and cap the process to it.
+
+    Raises:
+        DoesNotFitError: the model alone takes all there is.
+    """
     room = prober.start(longest=longest, memory_limit_bytes=memory_limit_bytes)
     headroom = device.default_headroom_bytes(room.limit_bytes) if headroom_bytes is None else headroom_bytes
     ready = Ready(
@@ -146,5 +151,14 @@ def prepare_prober(
         overhead_bytes=room.overhead_bytes,
         resident_bytes=resident_bytes,
     )
+    if ready.usable_bytes <= resident_bytes:
+        raise DoesNotFitError(
+            f"the model's weights take {format_bytes(resident_bytes)}, and {format_bytes(ready.usable_bytes)} may be "
+            f"used: a limit of {format_bytes(ready.limit_bytes)} less {format_bytes(headroom)} of headroom, beside "
+            f"{format_bytes(room.overhead_bytes)} that the process takes for itself",
+            needed_bytes=resident_bytes,
+            limit_bytes=room.limit_bytes,
+            next_step="Raise --memory-limit, free memory on the device, or use a smaller dtype",
+        )
     prober.cap(ready.usable_bytes)
     return ready

@@ -67,6 +67,12 @@ class CostModel(ABC):
 
         return np.array([self.max_batch_size(int(length), limit_bytes) for length in lengths], dtype=np.int64)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CostModel) and type(self) is type(other) and self.parameters() == other.parameters()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.parameters()))
+
     def record(self) -> CostRecord:
         """The model as a profile stores it."""
         return CostRecord(kind=self.kind, parameters=self.parameters())

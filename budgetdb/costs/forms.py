@@ -8,6 +8,7 @@ k, so the inverse needs no search.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,12 +55,12 @@ class Moment:
         slope = self.slope(length)
         if slope <= 0:
             return UNLIMITED
-        k = min(int((limit_bytes - self.constant) // slope), UNLIMITED)
-        while k and self.peak_bytes(Shape(k, length)) > limit_bytes:  # the division may round up
-            k -= 1
-        while k < UNLIMITED and self.peak_bytes(Shape(k + 1, length)) <= limit_bytes:
-            k += 1
-        return k
+        k = int(min((limit_bytes - self.constant) // slope, UNLIMITED))
+        if self.peak_bytes(Shape(k, length)) <= limit_bytes < self.peak_bytes(Shape(k + 1, length)):
+            return k
+        # The division rounded, or rows cost less than the constant's last digit: the formula itself decides.
+        rows = range(UNLIMITED + 1)
+        return bisect_right(rows, limit_bytes, key=lambda k: self.peak_bytes(Shape(k, length))) - 1
 
 
 # A batch size no device reaches: what "no limit" means where a number is needed.
@@ -85,12 +86,12 @@ def smallest_max_batch_sizes(moments: Iterable[Moment], lengths: Iterable[int], 
     for moment in moments:
         slopes = lengths_array * (moment.token + moment.square * lengths_array)
         room = max(limit_bytes - moment.constant, -1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             sizes = np.where(slopes > 0, room / slopes, UNLIMITED if room >= 0 else 0)
         sizes = np.clip(np.floor(sizes), 0, UNLIMITED).astype(np.int64)
-        over = np.ceil(moment.constant + sizes * slopes) > limit_bytes
-        sizes -= (over & (sizes > 0)).astype(np.int64)
-        under = np.ceil(moment.constant + (sizes + 1) * slopes) <= limit_bytes
-        sizes += (under & (sizes < UNLIMITED)).astype(np.int64)
+        over = (np.ceil(moment.constant + sizes * slopes) > limit_bytes) & (sizes > 0)
+        under = (np.ceil(moment.constant + (sizes + 1) * slopes) <= limit_bytes) & (sizes < UNLIMITED)
+        for i in np.flatnonzero(over | under):  # the division rounded: rare
+            sizes[i] = moment.max_batch_size(int(lengths_array[i]), limit_bytes)
         smallest = np.minimum(smallest, sizes)
     return smallest

@@ -82,7 +82,10 @@ def solve(
         )
         for length in shown
     )
-    bound = Bound.MEMORY if longest + pad_multiple <= max_length else (length_bound or frontier[-1].bound)
+    if longest + pad_multiple <= max_length:
+        bound = _bound(cost, 0, longest + pad_multiple, usable_bytes=usable_bytes, caps=caps)
+    else:
+        bound = length_bound or frontier[-1].bound
     return Solved(max_length=longest, bound=bound, token_budget=token_budget, frontier=frontier)
 
 

@@ -1,0 +1,5 @@
+"""`python -m budgetdb.cli`."""
+
+from budgetdb.cli.program import main
+
+main()
