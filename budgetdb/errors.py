@@ -29,7 +29,7 @@ Each message says what happened with its values, and ends with the one command o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -48,14 +48,17 @@ class BudgetDBError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The constructors take data and make a message of it, so a copy in another process is made without them.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        return rebuilt_error, (type(self), str(self.args[0]), self.__dict__)
 
 
-def _rebuild(kind: type[BudgetDBError], args: tuple[object, ...], attributes: dict[str, object]) -> BudgetDBError:
-    # These builtins have fields of their own, so only their `__new__` can make an instance.
-    maker = next((builtin for builtin in (OSError, ImportError) if issubclass(kind, builtin)), Exception)
-    error: BudgetDBError = maker.__new__(kind)
-    error.args = args
+def rebuilt_error(kind: type[BudgetDBError], message: str, attributes: Mapping[str, object]) -> BudgetDBError:
+    """An error as it was in another process: its message is complete, so no constructor runs again."""
+    # These builtins have fields of their own, so only their own `__new__` can make an instance of a subclass.
+    maker: type[Exception] = next(
+        (builtin for builtin in (OSError, ImportError) if issubclass(kind, builtin)), Exception
+    )
+    error = maker.__new__(kind)
+    error.args = (message,)
     error.__dict__.update(attributes)
     return error
 

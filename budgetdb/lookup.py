@@ -6,7 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from budgetdb.answers import Notebook, find_answer, make_answer, solved_for
@@ -17,11 +19,19 @@ from budgetdb.calibration.subject import Subject
 from budgetdb.costs.frontier import solve
 from budgetdb.devices.base import Device
 from budgetdb.devices.choose import choose_device
-from budgetdb.errors import BelowFloorError, LengthsError, ProfileNotFoundError, UnknownNameError, UsageError
+from budgetdb.errors import (
+    BelowFloorError,
+    DoesNotFitError,
+    LengthsError,
+    ProfileNotFoundError,
+    UnknownNameError,
+    UsageError,
+)
 from budgetdb.models.spec import ModelSpec
 from budgetdb.plugins import ATTENTION, WORKLOADS
 from budgetdb.profiles import Profile
 from budgetdb.sampling.lengths import read_lengths
+from budgetdb.sampling.packing import padded_lengths
 from budgetdb.sampling.sampler import ProfileBatchSampler
 from budgetdb.settings import format_bytes, read_settings
 from budgetdb.shapes import Shape, padded_length
@@ -179,7 +189,7 @@ def make_batch_sampler(
         BudgetDBError: whatever `calibrate` raises.
     """
     samples = read_lengths(lengths)
-    longest = (int(samples.max()) if len(samples) else 1) + extra_tokens_per_sample
+    longest = _longest(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
     goal = _goal(
         max_length=max(longest, max_length or 0),
         pad_multiple=pad_multiple,
@@ -196,9 +206,11 @@ def make_batch_sampler(
         store=store,
         listen=on_event or _log_event,
     )
+    profile = _solved_now(profile, goal, _device_of(model, device))
+    padded = padded_lengths(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
     return ProfileBatchSampler(
         samples,
-        _solved_now(profile, goal, _device_of(model, device)),
+        _less_kept_outputs(profile, int(padded.sum())),
         pad_multiple=pad_multiple,
         extra_tokens_per_sample=extra_tokens_per_sample,
         order=order,
@@ -237,7 +249,7 @@ def calibrate_token_budget(
     samples = read_lengths(lengths)
     if not len(samples):
         raise LengthsError("there are no lengths", next_step="Give the number of tokens of each sample")
-    longest = int(samples.max()) + extra_tokens_per_sample
+    longest = _longest(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
     goal = _goal(max_length=longest, pad_multiple=pad_multiple)
     profile = _profile_for(
         model,
@@ -261,6 +273,13 @@ def calibrate_token_budget(
     if budget < floor:
         raise BelowFloorError(budget, floor)
     return budget
+
+
+def _longest(samples: NDArray[np.int64], *, pad_multiple: int, extra_tokens: int) -> int:
+    """The longest row as the device sees it: padded, and with what the model adds."""
+    if pad_multiple < 1:
+        raise UsageError(f"pad_multiple must be at least 1, got {pad_multiple}", next_step="Give a positive number")
+    return padded_length(int(samples.max()) if len(samples) else 1, pad_multiple) + extra_tokens
 
 
 def _goal(
@@ -348,7 +367,8 @@ def _refuse_too_long(longest: int, goal: Goal, subject: Subject) -> None:
     positions = subject.facts.max_positions
     if longest > goal.longest(positions):
         raise LengthsError(
-            f"the longest sample has {longest} tokens, and {subject.facts.name} takes {goal.longest(positions)}",
+            f"the longest sample takes {longest} tokens once it is padded, and {subject.facts.name} takes "
+            f"{goal.longest(positions)}",
             next_step="Truncate the samples when they are tokenised",
         )
 
@@ -411,6 +431,29 @@ def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:
         profile.id,
     )
     return solved_for(profile, now, headroom_bytes=profile.headroom_bytes)
+
+
+def _less_kept_outputs(profile: Profile, padded_tokens: int) -> Profile:
+    """The profile with room for all outputs of the run, where the loop keeps them on the device to the end.
+
+    Raises:
+        DoesNotFitError: they leave no room for a single row.
+    """
+    if parse_workload(profile.key.workload).hold != "all":
+        return profile
+    per_token = max((probe.held_bytes / probe.shape.tokens for probe in profile.probes if probe.fits), default=0.0)
+    kept = int(per_token * padded_tokens)
+    _log.info("the outputs of %d padded tokens take %s, kept to the end", padded_tokens, format_bytes(kept))
+    try:
+        return solved_for(profile, max(profile.limit_bytes - kept, 0), headroom_bytes=profile.headroom_bytes)
+    except DoesNotFitError as error:
+        raise DoesNotFitError(
+            f"the outputs of the whole run take {format_bytes(kept)} of {format_bytes(profile.limit_bytes)}, and leave "
+            f"no room for a batch of {profile.model_name}",
+            needed_bytes=profile.resident_bytes + kept,
+            limit_bytes=profile.limit_bytes,
+            next_step="Move each batch's outputs to the CPU, and use hold=previous",
+        ) from error
 
 
 def _store_or_default(store: ProfileStore | None) -> ProfileStore:

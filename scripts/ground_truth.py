@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from small_models import PAD_MULTIPLE, mixed_lengths
 import budgetdb
 from budgetdb.shapes import Shape
 
-_FIRST_GUESS = 64
+SCRIPT = Path(__file__)
+_FIRST_GUESS_TOKENS = 64 * 256
 
 
 def overhead(setting: Setting) -> dict[str, Any]:
@@ -23,75 +24,98 @@ def overhead(setting: Setting) -> dict[str, Any]:
     return {"overhead_bytes": data_bytes()}
 
 
-def frontier(setting: Setting, *, lengths: Sequence[int]) -> dict[str, Any]:
-    """The largest batch size at each of `lengths`: it ran, and one row more did not."""
+def frontier(setting: Setting, *, lengths: Sequence[int], resolution: float = 0.0) -> dict[str, Any]:
+    """For each of `lengths`, a batch size that ran and a larger one that did not.
+
+    The two are neighbours, or `resolution` apart as a share of the smaller, where that is more.
+    """
     limited = LimitedModel(setting)
     limited.warm_up()
     limited.cap()
-    found: dict[int, int] = {}
-    guess = _FIRST_GUESS * max(lengths)
+    found: dict[int, tuple[int, int]] = {}
     for length in sorted(lengths, reverse=True):
-        found[length] = largest(lambda rows, length=length: limited.fits(Shape(rows, length)), guess // length)
-        guess = found[length] * length
+        found[length] = largest(
+            lambda rows, length=length: limited.fits(Shape(rows, length)), _guess(found, length), resolution=resolution
+        )
     return {
-        "frontier": [found[length] for length in lengths],
+        "fits": [found[length][0] for length in lengths],
+        "fails": [found[length][1] for length in lengths],
         "steps": limited.steps,
         "out_of_memory": limited.out_of_memory,
-        "data_bytes": data_bytes(),
     }
 
 
-def largest(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest number that `fits`, if every smaller one does too: strides away from `guess`, then bisection."""
-    lower, upper, candidate, stride = 0, None, max(guess, 1), max(guess // 16, 1)
+def largest(fits: Callable[[int], bool], guess: int, *, resolution: float = 0.0) -> tuple[int, int]:
+    """A number that `fits` and a larger one that does not: growing strides from `guess`, then bisection."""
+    lower, upper, candidate, stride = 0, None, max(guess, 1), max(guess // 32, 1)
     while upper is None or (lower == 0 and upper > 1):
         if fits(candidate):
             lower, candidate = candidate, candidate + stride
         else:
             upper, candidate = candidate, max(candidate - stride, 1)
         stride *= 2
-    while upper - lower > 1:
+    while upper - lower > max(1, resolution * lower):
         middle = (lower + upper) // 2
         if fits(middle):
             lower = middle
         else:
             upper = middle
-    return lower
+    return lower, upper
 
 
-def evaluate(setting: Setting, *, database: str, samples: int, seed: int) -> dict[str, Any]:
-    """A plain evaluation of texts of mixed length, longest first, in batches from the profile in `database`."""
+def _guess(found: Mapping[int, tuple[int, int]], length: int) -> int:
+    """Where to start: bytes per token drawn as a line through the two shortest lengths that are known."""
+    known = [(near, 1 / (near * rows)) for near, (rows, _) in sorted(found.items()) if rows][:2]
+    if len(known) < 2:
+        return int(1 / known[0][1] if known else _FIRST_GUESS_TOKENS) // length
+    (near, near_cost), (far, far_cost) = known
+    cost = near_cost + (far_cost - near_cost) * (length - near) / (far - near)
+    return int(1 / max(cost, near_cost / 4)) // length
+
+
+def evaluate(setting: Setting, *, database: str, samples: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Plain evaluations of texts of mixed length, longest first, in batches from the profile in `database`."""
     limited = LimitedModel(setting)
     limited.cap()
+    return {"runs": [_evaluate_once(limited, setting, database, mixed_lengths(samples, seed=seed)) for seed in seeds]}
+
+
+def _evaluate_once(limited: LimitedModel, setting: Setting, database: str, lengths: list[int]) -> dict[str, Any]:
     batches = budgetdb.make_batch_sampler(
         limited.model,
-        mixed_lengths(samples, seed=seed),
+        lengths,
         pad_multiple=PAD_MULTIPLE,
         memory_limit_bytes=setting.memory_limit_bytes,
         on_miss="error",
         store=budgetdb.ProfileStore(Path(database)),
     )
-    shapes = [Shape(*map(int, sides)) for sides in zip(batches.batch_sizes, batches.batch_lengths, strict=True)]
-    ended, outputs = 0, None
-    try:
-        for shape in shapes:
-            inputs = limited.workload.inputs(limited.model, shape, torch.device("cpu"))
-            # As in a plain loop, the outputs of the batch before are alive until the name is bound anew.
-            outputs = limited.workload.step(limited.model, inputs)
-            ended += 1
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    del outputs
+    sides = zip(batches.batch_sizes.tolist(), batches.batch_lengths.tolist(), strict=True)
+    shapes = [Shape(rows, length) for rows, length in sides]
+    full = {shape for shape in shapes if shape.batch_size == batches.profile.max_batch_size(shape.length)}
+    ended = _batches_that_run(limited, shapes)
     return {
         "batches": len(shapes),
-        "ended": ended,
-        "lengths": len({shape.length for shape in shapes}),
-        "failed": str(shapes[ended]) if ended < len(shapes) else None,
-        "shapes": [[s.batch_size, s.length, batches.profile.max_batch_size(s.length)] for s in shapes],
-        "limit_mib": batches.profile.limit_bytes / 2**20,
-        "data_bytes": data_bytes(),
+        "full": sum(shape in full for shape in shapes),
+        "full_lengths": len({shape.length for shape in full}),
+        "limit_bytes": batches.profile.limit_bytes,
+        "out_of_memory_at": str(shapes[ended]) if ended < len(shapes) else None,
     }
+
+
+def _batches_that_run(limited: LimitedModel, shapes: Sequence[Shape]) -> int:
+    """How many batches of a plain loop end before one runs out of memory."""
+    outputs = None
+    for ended, shape in enumerate(shapes):
+        try:
+            inputs = limited.workload.inputs(limited.model, shape, torch.device("cpu"))
+            # As in any loop, the outputs of the batch before are alive until the name is bound anew.
+            outputs = limited.workload.step(limited.model, inputs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return ended
+    del outputs
+    return len(shapes)
 
 
 if __name__ == "__main__":

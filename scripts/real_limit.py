@@ -1,4 +1,4 @@
-"""A model in a process of its own, under a memory limit that is real: both ends, the one that asks and the one that runs.
+"""A model in a process of its own, under a memory limit that is real: the end that asks and the end that runs.
 
 A script with jobs ends in `serve(jobs)`; `run_job(script, name, setting)` starts it, in the environment that budgetdb
 starts its workers in, and returns what the job found.

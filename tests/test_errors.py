@@ -106,8 +106,7 @@ def test_an_error_survives_the_way_to_another_process(error: BudgetDBError) -> N
 def test_messages_carry_their_values() -> None:
     assert str(BudgetDBError("it broke")) == "it broke"
     assert str(BelowFloorError(100, 256)) == (
-        "the largest token budget that fits is 100, below the floor of 256. "
-        "Lower `floor`, or free memory on the device"
+        "the largest token budget that fits is 100, below the floor of 256. Lower `floor`, or free memory on the device"
     )
     assert "batch size 2 x length 8, and not for lack of memory: shapes differ." in str(
         StepFailedError(batch_size=2, length=8, reason="shapes differ")

@@ -36,7 +36,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         lines = [
-            line for group, points in groups.items() for line in (f"[{group}]", *(f"{n} = {v}" for n, v in points.items()))
+            line
+            for group, points in groups.items()
+            for line in (f"[{group}]", *(f"{n} = {v}" for n, v in points.items()))
         ]
         (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
@@ -84,7 +86,9 @@ def test_everything_that_comes_with_budgetdb_loads(registry: Registry) -> None:
     for name in registry.names():
         assert registry.get(name) is not None
         assert name in registry
-    assert all(info == PluginInfo(registry.group, info.name, "budgetdb", info.version, None) for info in registry.describe())
+    assert all(
+        info == PluginInfo(registry.group, info.name, "budgetdb", info.version, None) for info in registry.describe()
+    )
     assert [info.name for info in registry.describe()] == registry.names()
 
 
@@ -127,7 +131,9 @@ def test_a_builtin_name_can_not_be_taken() -> None:
 
 @pytest.mark.parametrize("thing", [object, RingCost(c=1, a=1), "linear"])
 def test_only_the_right_type_is_registered(thing: object) -> None:
-    with pytest.raises(PluginError, match=r"cost model 'ring' of registered is no CostModel. See .*budgetdb\.costs\.base"):
+    with pytest.raises(
+        PluginError, match=r"cost model 'ring' of registered is no CostModel. See .*budgetdb\.costs\.base"
+    ):
         COSTS.register("ring")(thing)
     assert "ring" not in COSTS
 

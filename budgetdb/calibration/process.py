@@ -149,7 +149,9 @@ class WorkerSession(Session):
             self._end()
             raise
         if "error" in reply:
-            raise _rebuilt(reply["error"])
+            error = reply["error"]
+            kind = getattr(errors, error["type"], BudgetDBError)
+            raise errors.rebuilt_error(kind, error["message"], error["attributes"])
         return reply
 
     def _end(self) -> None:
@@ -242,14 +244,3 @@ class _Process:
             self._process.wait(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:  # a driver call that can't be interrupted
             _log.warning("worker %d does not end; its device may be stuck", self._process.pid)
-
-
-def _rebuilt(error: Mapping[str, Any]) -> BudgetDBError:
-    """The exception that the worker raised; its message is complete, so no constructor runs again."""
-    kind = getattr(errors, error["type"], BudgetDBError)
-    # These builtins have fields of their own, so only their `__new__` can make an instance.
-    maker = next((builtin for builtin in (OSError, ImportError) if issubclass(kind, builtin)), Exception)
-    rebuilt: BudgetDBError = maker.__new__(kind)
-    rebuilt.args = (error["message"],)
-    vars(rebuilt).update(error["attributes"])
-    return rebuilt

@@ -17,14 +17,18 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
+from budgetdb.calibration.outcomes import ErrorKind, classify
 from budgetdb.calibration.prober import PoisonedProcessError, Prober
 from budgetdb.calibration.session import prepare_prober
 from budgetdb.calibration.subject import describe_subject
 from budgetdb.devices.choose import choose_device
-from budgetdb.errors import BudgetDBError
+from budgetdb.errors import BudgetDBError, DoesNotFitError
 from budgetdb.models.facts import resident_bytes
 from budgetdb.models.load import load_model, outline_model
 from budgetdb.models.spec import ModelSpec
+from budgetdb.settings import format_bytes
 from budgetdb.shapes import Shape
 from budgetdb.workloads.base import parse_workload
 
@@ -50,7 +54,7 @@ class Worker:
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Load the model, warm it up, and cap the process."""
-        model = load_model(self._spec, self._device.torch_device)
+        model = self._load()
         resident = resident_bytes(model)
         self._prober = Prober(device=self._device, model=model, workload=self._workload, resident_bytes=resident)
         ready = prepare_prober(
@@ -62,6 +66,22 @@ class Worker:
             resident_bytes=resident,
         )
         return {"ready": ready.model_dump(mode="json")}
+
+    def _load(self) -> nn.Module:
+        """The model on the device; that there is no room for it is an error of its own."""
+        try:
+            return load_model(self._spec, self._device.torch_device)
+        except Exception as error:
+            if classify(error) is not ErrorKind.OOM:
+                raise
+        needed, room = resident_bytes(outline_model(self._spec)), self._device.room()
+        raise DoesNotFitError(
+            f"the model's weights take {format_bytes(needed)}, and {format_bytes(room.limit_bytes)} are free on "
+            f"{self._device.torch_device}",
+            needed_bytes=needed,
+            limit_bytes=room.limit_bytes,
+            next_step="Free memory on the device, or use a smaller dtype",
+        )
 
     def probe(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one step."""

@@ -10,6 +10,7 @@ from budgetdb.cli.options import database_option, json_option, seconds, size, si
 
 if TYPE_CHECKING:
     from budgetdb.profiles import Profile
+    from budgetdb.store import ProfileStore
 
 
 @click.command()
@@ -76,10 +77,8 @@ def calibrate(*, db: str | None, as_json: bool, verbose: bool, **asked: Any) -> 
 def _calibrate(*, db: str | None, verbose: bool, asked: dict[str, Any]) -> tuple[Profile, bool]:
     """The profile, and whether it was known before."""
     from budgetdb.cli.progress import Progress
-    from budgetdb.store import ProfileStore
 
-    store = ProfileStore(db)
-    store.status()  # a damaged or locked database is told now, and not after the seconds that torch takes
+    store = _open_store(db)
     with Progress(verbose=verbose) as progress:
         from budgetdb.lookup import calibrate as run
 
@@ -93,3 +92,14 @@ def _calibrate(*, db: str | None, verbose: bool, asked: dict[str, Any]) -> tuple
             **asked,
         )
     return profile, progress.is_known
+
+
+def _open_store(db: str | None) -> ProfileStore:
+    """The store, seen to be usable: a fault is told now, and not after the seconds that torch takes."""
+    from budgetdb.store import ProfileStore, SchemaState
+
+    store = ProfileStore(db)
+    # One that holds no profiles can't answer, so it will be written; one that does may be read-only.
+    if store.status().state not in (SchemaState.CURRENT, SchemaState.OLDER):
+        store.upgrade()
+    return store

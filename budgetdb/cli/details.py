@@ -55,6 +55,7 @@ def print_details(profile: Profile) -> None:
             ),
             map(_probe_row, profile.probes),
             right=_NUMBERS,
+            expendable=("purpose", "retries", "cap"),
         )
 
 

@@ -57,7 +57,8 @@ class Progress:
         if self._display is not None:
             self._display.stop()
         if isinstance(error, KeyboardInterrupt) and self._probes:
-            self._write(f"{self._probes} probes are kept: the same command goes on from there", style="")
+            kept = f"{self._probes} probe{'s' if self._probes > 1 else ''}"
+            self._write(f"{kept} kept: the same command goes on from there", style="")
 
     def report(self, event: CalibrationEvent) -> None:
         """Show one event."""

@@ -52,7 +52,7 @@ def _show_all(profiles: list[Profile], *, location: str, as_json: bool) -> None:
     if as_json:
         print_json([profile_as_json(profile) for profile in profiles])
     elif profiles:
-        print_table(list(_COLUMNS), map(_row, profiles), right=("VRAM", "pad", "token budget", "max length"))
+        print_table(_COLUMNS, map(_row, profiles), right=_NUMBERS, expendable=_EXPENDABLE)
     else:
         click.echo(f"No profiles in {location} yet. Run `budgetdb calibrate MODEL` to make one.")
 
@@ -72,6 +72,8 @@ _COLUMNS = (
     "provenance",
     "created (UTC)",
 )
+_NUMBERS = ("VRAM", "pad", "token budget", "max length")
+_EXPENDABLE = ("provenance", "created (UTC)", "bound", "VRAM", "pad", "max length", "dtype")
 
 
 def _row(profile: Profile) -> tuple[object, ...]:

@@ -50,7 +50,10 @@ def test_a_line_through_two_sizes_is_found() -> None:
 
 
 def test_the_largest_intercept_is_the_safe_one() -> None:
-    probes = [*probes_of(lambda k, n: 5e6 + k * n, [(1, 8), (100, 8)]), *probes_of(lambda k, n: 7e6 + k * n, [(1, 64), (90, 64)])]
+    probes = [
+        *probes_of(lambda k, n: 5e6 + k * n, [(1, 8), (100, 8)]),
+        *probes_of(lambda k, n: 7e6 + k * n, [(1, 64), (90, 64)]),
+    ]
     constant, _ = fit_envelope(probes)
     assert constant == pytest.approx(7e6)
 

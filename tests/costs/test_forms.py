@@ -61,7 +61,10 @@ def test_the_inverse_is_exact_at_a_boundary(moment: Moment, length: int, rows: i
 
 
 @given(
-    constant=st.integers(0, 2**50), token=st.integers(1, 2**30), length=st.integers(1, 2**17), limit=st.integers(0, 2**52)
+    constant=st.integers(0, 2**50),
+    token=st.integers(1, 2**30),
+    length=st.integers(1, 2**17),
+    limit=st.integers(0, 2**52),
 )
 def test_whole_coefficients_give_the_whole_number_answer(constant: int, token: int, length: int, limit: int) -> None:
     size = Moment(constant, token).max_batch_size(length, limit)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_probes import probe, probes_of, unsafe
 
@@ -29,6 +29,7 @@ def test_a_linear_function_is_recovered(c: int, a: float, lengths: set[int], row
     assert found["a"] == pytest.approx(a, rel=1e-9, abs=3 / min(length * rows for length in lengths))
 
 
+@settings(max_examples=25)
 @given(data=st.data(), c=st.integers(0, 2**36), a=st.floats(1, 1e6), noise=st.floats(0, 0.05))
 def test_noise_is_met_from_above_and_closely(data: st.DataObject, c: int, a: float, noise: float) -> None:
     shapes = data.draw(st.lists(st.tuples(st.integers(50, 4000), st.integers(8, 4096)), min_size=1, max_size=8))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_probes import probe, probes_of, unsafe
 
@@ -66,6 +66,7 @@ def test_between_probed_lengths_it_is_on_the_safe_side(step: Step, data: st.Data
         assert model.peak_bytes(Shape(1000, length)) >= step.peak(1000, length) * (1 - 1e-4)
 
 
+@settings(max_examples=25)
 @given(step=steps(), data=st.data(), noise=st.floats(0, 0.05))
 def test_noise_is_met_from_above(step: Step, data: st.DataObject, noise: float) -> None:
     shapes = data.draw(st.lists(st.tuples(st.integers(1, 4000), st.integers(8, 4096)), min_size=1, max_size=6))
