@@ -25,7 +25,7 @@ MICM_VERSION = "0.5.1"
 _MICM_MODULE = "micm_nlp/training/batching.py"
 # Enough samples that the device ends the search and not the data set.
 _MICM_SAMPLES = 20_000
-# What a user of accelerate might guess, with the decorator around the batches that come first in ascending order.
+# What a user of accelerate might guess for the batches that come first in ascending order; it never goes above.
 _ACCELERATE_ROWS, _ACCELERATE_LENGTH = 4096, 8
 
 
@@ -44,12 +44,12 @@ def accelerate(setting: Setting) -> dict[str, Any]:
 
     limited = _ready(setting)
 
-    @find_executable_batch_size(starting_batch_size=_ACCELERATE_ROWS)
-    def found(batch_size: int) -> int:
+    def run(batch_size: int) -> int:
         limited.run(Shape(batch_size, _ACCELERATE_LENGTH))
         return batch_size
 
-    return _answer(limited, budget=found() * _ACCELERATE_LENGTH, length=_ACCELERATE_LENGTH)
+    rows: int = find_executable_batch_size(run, starting_batch_size=_ACCELERATE_ROWS)()
+    return _answer(limited, budget=rows * _ACCELERATE_LENGTH, length=_ACCELERATE_LENGTH)
 
 
 def doubling(setting: Setting) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python scripts/bench_calibration.py [--models bert,llama,t5,albert] [--memory-limit 700MiB] [--quick] [--json FILE]
 
 It needs accelerate (`pip install 'budgetdb[bench]'`) and micm-nlp's code (`pip install --no-deps micm-nlp==0.5.1`); a
-way that is not installed is left out.
+way that is not installed is left out. Seconds are those of the processor, the start of each process included.
 """
 
 from __future__ import annotations
@@ -14,95 +14,59 @@ import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import batch_finders
-import ground_truth
+from calibration_tables import Found, Result, tables
+from judged import calibrate, evaluate, limited_setting, shares, true_frontier
 from real_limit import ENVIRONMENT, Setting, run_job
-from small_models import ATTENTION, CONFIGURATIONS, LENGTHS, MAX_LENGTH, PAD_MULTIPLE, write_configuration
+from small_models import ATTENTION, CONFIGURATIONS, LENGTHS, write_configuration
 
-import budgetdb
 from budgetdb.profiles import Profile
 from budgetdb.settings import format_bytes, parse_bytes
 
-# Beyond what the process takes with the model in it, where no limit is given.
-ROOM_BYTES = 256 * 2**20
-SAMPLES = 15_000
 _EVALUATIONS = 3
-_OURS = "budgetdb"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one way of finding a batch size came to.
+class Way:
+    """Another way to find a batch size: its name, and the job of `batch_finders` that runs it."""
 
-    Attributes:
-        probes: batches tried.
-        out_of_memory: how many of them failed.
-        elapsed_s: with the start of its process.
-        shares: batch size over the true one at each of `LENGTHS`.
-        length: the length that was looked at, or None for all.
-        share: batch size over the true one at that length, or the smallest of all.
-    """
-
-    way: str
-    probes: int
-    out_of_memory: int
-    elapsed_s: float
-    shares: tuple[float, ...]
-    length: int | None
-    share: float
+    name: str
+    job: str
+    arguments: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Result:
-    """One model with one attention implementation under one limit."""
+class Case:
+    """A model and an attention implementation under a limit, with its files in `directory`."""
 
     model: str
-    attention: str
-    memory_limit_bytes: int
-    frontier: tuple[int, ...]
-    ran: int
-    batches: tuple[int, ...]
-    found: tuple[Found, ...]
+    setting: Setting
+    directory: Path
 
     @property
-    def ours(self) -> Found:
-        """What budgetdb found."""
-        return self.found[0]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is asked for on the command line."""
-
-    models: tuple[str, ...]
-    quick: bool
-    memory_limit_bytes: int | None
-    ways: Mapping[str, tuple[str, dict[str, str]]]
+    def database(self) -> Path:
+        """Where its profile is stored."""
+        return self.directory / f"{self.model}-{self.setting.attention}.db"
 
 
 def main() -> None:
     """Measure, and print the tables."""
     options = _arguments()
-    plan = Plan(
-        models=tuple(options.models.split(",")),
-        quick=options.quick,
-        memory_limit_bytes=parse_bytes(options.memory_limit) if options.memory_limit else None,
-        ways=_other_ways(options.micm),
-    )
+    ways = _other_ways(options.micm)
+    limit_bytes = parse_bytes(options.memory_limit) if options.memory_limit else None
     os.environ.update(ENVIRONMENT)  # budgetdb's worker inherits it, and so runs with as many threads as the rest
-    started, results = time.monotonic(), []
+    results = []
     with tempfile.TemporaryDirectory() as directory:
-        for number, model in enumerate(plan.models):
-            for attention in (ATTENTION[number % 2],) if plan.quick else ATTENTION:
-                results.append(_measure(model, attention, plan=plan, directory=Path(directory)))
-    _progress(f"{time.monotonic() - started:.0f} s in all")
+        for number, model in enumerate(options.models.split(",")):
+            config = write_configuration(model, Path(directory))
+            for attention in ATTENTION[number % 2 :][:1] if options.quick else ATTENTION:
+                setting = limited_setting(config, attention, memory_limit_bytes=limit_bytes)
+                case = Case(model, setting, Path(directory))
+                results += [_measure(case, ways, evaluations=1 if options.quick else _EVALUATIONS)]
     print(tables(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
@@ -122,45 +86,41 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def _other_ways(micm_path: Path | None) -> dict[str, tuple[str, dict[str, str]]]:
-    """Name, job and arguments of each other way that can be run here."""
-    ways: dict[str, tuple[str, dict[str, str]]] = {}
+def _other_ways(micm_path: Path | None) -> list[Way]:
+    """The other ways that can be run here."""
+    ways = []
     path = micm_path or batch_finders.micm_module()
     if path is not None:
-        ways[f"micm-nlp {batch_finders.MICM_VERSION}"] = ("micm", {"path": str(path)})
+        ways.append(Way(f"micm-nlp {batch_finders.MICM_VERSION}", "micm", {"path": str(path)}))
     else:
         _progress(f"left out micm-nlp: pip install --no-deps micm-nlp=={batch_finders.MICM_VERSION}")
     if importlib.util.find_spec("accelerate") is not None:
-        ways["accelerate"] = ("accelerate", {})
+        ways.append(Way("accelerate", "accelerate", {}))
     else:
-        _progress("left out accelerate: pip install accelerate")
-    ways["double, bisect"] = ("doubling", {})
-    return ways
+        _progress("left out accelerate: pip install 'budgetdb[bench]'")
+    return [*ways, Way("double, bisect", "doubling", {})]
 
 
-def _measure(model: str, attention: str, *, plan: Plan, directory: Path) -> Result:
-    config = write_configuration(model, directory)
-    setting = limited_setting(config, attention, memory_limit_bytes=plan.memory_limit_bytes)
-    _progress(f"{model} {attention}, limit {format_bytes(setting.memory_limit_bytes)}: calibrating")
-    database, started = directory / f"{model}-{attention}.db", time.monotonic()
-    profile = calibrate(setting, database)
-    elapsed_s = time.monotonic() - started
+def _measure(case: Case, ways: list[Way], *, evaluations: int) -> Result:
+    limit_bytes = case.setting.memory_limit_bytes
+    _progress(f"{case.model} {case.setting.attention}, limit {format_bytes(limit_bytes)}: calibrating")
+    before_s = _processor_s()
+    profile = calibrate(case.setting, case.database)
+    elapsed_s = _processor_s() - before_s
     _progress("  true frontier")
-    truth = run_job(ground_truth.SCRIPT, "frontier", setting, lengths=LENGTHS)
-    frontier = dict(zip(LENGTHS, truth["fits"], strict=True))
+    frontier = dict(zip(LENGTHS, true_frontier(case.setting)["fits"], strict=True))
     runs = []
-    for seed in range(1 if plan.quick else _EVALUATIONS):
-        _progress(f"  evaluation {seed + 1}")
-        job = {"database": str(database), "samples": SAMPLES, "seeds": [seed]}
-        runs += run_job(ground_truth.SCRIPT, "evaluate", setting, **job)["runs"]
-    found = [_ours(profile, frontier, elapsed_s)]
-    for way, (job_name, arguments) in plan.ways.items():
-        _progress(f"  {way}")
-        found.append(_other(way, job_name, arguments, setting=setting, frontier=frontier))
+    for seed in range(evaluations):
+        _progress(f"  evaluation {seed + 1} of {evaluations}")
+        runs += evaluate(case.setting, case.database, profile, seeds=[seed])
+    found = [_ours(profile, frontier, elapsed_s=elapsed_s)]
+    for way in ways:
+        _progress(f"  {way.name}")
+        found.append(_other(way, case.setting, frontier))
     return Result(
-        model=model,
-        attention=attention,
-        memory_limit_bytes=setting.memory_limit_bytes,
+        model=case.model,
+        attention=case.setting.attention,
+        memory_limit_bytes=limit_bytes,
         frontier=tuple(frontier.values()),
         ran=sum(run["out_of_memory_at"] is None for run in runs),
         batches=tuple(run["batches"] for run in runs),
@@ -168,117 +128,40 @@ def _measure(model: str, attention: str, *, plan: Plan, directory: Path) -> Resu
     )
 
 
-def limited_setting(config: Path, attention: str, *, memory_limit_bytes: int | None = None) -> Setting:
-    """A setting with this limit, or one that leaves `ROOM_BYTES` for tensors on whatever build of torch this is."""
-    if memory_limit_bytes is None:
-        bare = run_job(ground_truth.SCRIPT, "overhead", Setting(str(config), attention, 0))
-        memory_limit_bytes = bare["overhead_bytes"] + ROOM_BYTES
-    return Setting(str(config), attention, memory_limit_bytes)
-
-
-def calibrate(setting: Setting, database: Path) -> Profile:
-    """Have budgetdb calibrate the model of `setting` under its limit."""
-    return budgetdb.calibrate(
-        setting.config,
-        attention=setting.attention,
-        memory_limit_bytes=setting.memory_limit_bytes,
-        pad_multiple=PAD_MULTIPLE,
-        max_length=MAX_LENGTH,
-        device="cpu",
-        store=budgetdb.ProfileStore(database),
-    )
-
-
-def _ours(profile: Profile, frontier: Mapping[int, int], elapsed_s: float) -> Found:
-    shares = tuple(profile.max_batch_size(length) / rows for length, rows in frontier.items())
+def _ours(profile: Profile, frontier: Mapping[int, int], *, elapsed_s: float) -> Found:
+    of_truth = tuple(shares(profile, frontier).values())
     return Found(
-        way=_OURS,
+        way="budgetdb",
         probes=len(profile.probes),
         out_of_memory=sum(not probe.fits for probe in profile.probes),
         elapsed_s=elapsed_s,
-        shares=shares,
+        shares=of_truth,
         length=None,
-        share=min(shares),
+        share=min(of_truth),
     )
 
 
-def _other(way: str, job: str, arguments: Mapping[str, str], *, setting: Setting, frontier: Mapping[int, int]) -> Found:
-    started = time.monotonic()
-    answer = run_job(batch_finders.SCRIPT, job, setting, **arguments)
-    elapsed_s = time.monotonic() - started
+def _other(way: Way, setting: Setting, frontier: Mapping[int, int]) -> Found:
+    before_s = _processor_s()
+    answer = run_job(batch_finders.SCRIPT, way.job, setting, **way.arguments)
+    elapsed_s = _processor_s() - before_s
     budget, length = answer["budget"], answer["length"]
-    rows = frontier.get(length) or run_job(ground_truth.SCRIPT, "frontier", setting, lengths=[length])["fits"][0]
+    rows = frontier.get(length) or true_frontier(setting, [length])["fits"][0]
     return Found(
-        way=way,
+        way=way.name,
         probes=answer["steps"],
         out_of_memory=answer["out_of_memory"],
         elapsed_s=elapsed_s,
-        shares=tuple(budget // each / rows for each, rows in frontier.items()),
+        shares=tuple(budget // each / true for each, true in frontier.items()),
         length=length,
         share=budget // length / rows,
     )
 
 
-def tables(results: Sequence[Result]) -> str:
-    """All that was measured, as plain text."""
-    return "\n".join([*_frontier_table(results), "", *_ways_table(results), "", *_medians_table(results)])
-
-
-def _frontier_table(results: Sequence[Result]) -> list[str]:
-    lengths = "".join(f"{f'L {length}':>14}" for length in LENGTHS)
-    lines = [
-        "budgetdb's batch size / the largest that runs, by exhaustive bisection under the same limit",
-        f"{'model':8}{'attention':11}{'limit':>11}{lengths}  evaluations that fit",
-    ]
-    for result in results:
-        sizes = "".join(
-            f"{f'{share:.3f} x {rows}':>14}" for share, rows in zip(result.ours.shares, result.frontier, strict=True)
-        )
-        limit = format_bytes(result.memory_limit_bytes)
-        ran = f"{result.ran} of {len(result.batches)}, {min(result.batches)} batches each"
-        lines.append(f"{result.model:8}{result.attention:11}{limit:>11}{sizes}  {ran}")
-    return lines
-
-
-_WAYS_HEADER = (
-    f"{'way':16}{'probes':>8}{'OOM':>6}{'seconds':>9}{'at length':>11}{'share there':>13}"
-    f"{'least share':>13}{'worst overflow':>16}"
-)
-
-
-def _ways_table(results: Sequence[Result]) -> list[str]:
-    lines = [
-        "each way on the same limit; its one token budget, taken for all lengths, over the largest batch that runs",
-        f"{'model':8}{'attention':11}{_WAYS_HEADER}",
-    ]
-    for result in results:
-        for found in result.found:
-            first = f"{result.model:8}{result.attention:11}" if found is result.ours else " " * 19
-            length = "all" if found.length is None else found.length
-            lines.append(
-                f"{first}{found.way:16}{found.probes:8}{found.out_of_memory:6}{found.elapsed_s:9.0f}{length:>11}"
-                f"{found.share:13.2f}{min(found.shares):13.2f}{max(found.shares):15.2f}x"
-            )
-    return lines
-
-
-def _medians_table(results: Sequence[Result]) -> list[str]:
-    lines = [
-        f"medians of the {len(results)}, and the worst overflow of any",
-        f"{'way':16}{'probes':>8}{'OOM':>6}{'seconds':>9}{'share there':>13}{'least share':>13}{'worst overflow':>16}",
-    ]
-    for way in dict.fromkeys(found.way for result in results for found in result.found):
-        of_way = [found for result in results for found in result.found if found.way == way]
-        lines.append(
-            f"{way:16}{_median(of_way, 'probes'):8.1f}{_median(of_way, 'out_of_memory'):6.1f}"
-            f"{_median(of_way, 'elapsed_s'):9.0f}{_median(of_way, 'share'):13.2f}"
-            f"{median(min(found.shares) for found in of_way):13.2f}{max(max(f.shares) for f in of_way):15.2f}x"
-        )
-    return lines
-
-
-def _median(found: Sequence[Found], name: str) -> Any:
-    return median(getattr(each, name) for each in found)
+def _processor_s() -> float:
+    """Seconds that this process and those it has ended spent on the processor."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _progress(line: str) -> None:

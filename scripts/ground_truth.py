@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,7 @@ def frontier(setting: Setting, *, lengths: Sequence[int], resolution: float = 0.
     limited.cap()
     found: dict[int, tuple[int, int]] = {}
     for length in sorted(lengths, reverse=True):
-        found[length] = largest(
-            lambda rows, length=length: limited.fits(Shape(rows, length)), _guess(found, length), resolution=resolution
-        )
+        found[length] = _largest_batch(limited, length, guess=_guess(found, length), resolution=resolution)
     return {
         "fits": [found[length][0] for length in lengths],
         "fails": [found[length][1] for length in lengths],
@@ -45,18 +43,18 @@ def frontier(setting: Setting, *, lengths: Sequence[int], resolution: float = 0.
     }
 
 
-def largest(fits: Callable[[int], bool], guess: int, *, resolution: float = 0.0) -> tuple[int, int]:
-    """A number that `fits` and a larger one that does not: growing strides from `guess`, then bisection."""
+def _largest_batch(limited: LimitedModel, length: int, *, guess: int, resolution: float) -> tuple[int, int]:
+    """A batch size that fits and a larger one that does not: growing strides from `guess`, then bisection."""
     lower, upper, candidate, stride = 0, None, max(guess, 1), max(guess // 32, 1)
     while upper is None or (lower == 0 and upper > 1):
-        if fits(candidate):
+        if limited.fits(Shape(candidate, length)):
             lower, candidate = candidate, candidate + stride
         else:
             upper, candidate = candidate, max(candidate - stride, 1)
         stride *= 2
     while upper - lower > max(1, resolution * lower):
         middle = (lower + upper) // 2
-        if fits(middle):
+        if limited.fits(Shape(middle, length)):
             lower = middle
         else:
             upper = middle

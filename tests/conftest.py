@@ -1,6 +1,8 @@
 """What holds for every test: no settings from outside, a database of its own, and what to skip."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,12 @@ def _own_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.upper().startswith("BUDGETDB_") and not name.startswith("BUDGETDB_TEST_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("BUDGETDB_URL", str(tmp_path / "default-profiles.db"))
+
+
+@pytest.fixture
+def quick_collector() -> Iterator[None]:
+    """Collections, and counts of live tensors, pass over the objects that are there already: torch's are a million."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -100,7 +100,7 @@ def test_builtin_kinds_are_registered_under_their_own_names() -> None:
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="unknown cost model 'quadratc'. Did you mean 'quadratic'?"):
+    with pytest.raises(UnknownNameError, match=r"unknown cost model 'quadratc'\. Did you mean 'quadratic'\?"):
         COSTS.get("quadratc")
     assert "quadratc" not in COSTS
 

@@ -280,7 +280,7 @@ def test_beyond_the_longest_length_there_is_no_answer(length: int) -> None:
 
 def test_a_cost_model_of_an_unknown_kind_says_so() -> None:
     profile = PROFILE.model_copy(update={"cost": CostRecord(kind="quadratc", parameters={})})
-    with pytest.raises(UnknownNameError, match="unknown cost model 'quadratc'. Did you mean 'quadratic'"):
+    with pytest.raises(UnknownNameError, match=r"unknown cost model 'quadratc'\. Did you mean 'quadratic'"):
         profile.max_batch_size(8)
 
 

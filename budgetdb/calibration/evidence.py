@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,15 +79,20 @@ def fit_cost(cost: type[CostModel], evidence: Evidence) -> CostModel:
     peaks = [probe for probe in evidence.probes if probe.fits]
     model = cost.fit(peaks)
     missed = [
-        probe
-        for probe in evidence.probes
-        if probe.outcome is Outcome.OOM and model.peak_bytes(probe.shape) <= evidence.usable_bytes
+        failure for failure in _smallest_failures(evidence) if model.peak_bytes(failure.shape) <= evidence.usable_bytes
     ]
-    return (
-        cost.fit([*peaks, *(_as_peak(probe, int(_FAILED_AT * evidence.usable_bytes)) for probe in missed)])
-        if missed
-        else model
-    )
+    return cost.fit([*peaks, *(_as_peak(probe, int(_FAILED_AT * evidence.usable_bytes)) for probe in missed)])
+
+
+def _smallest_failures(evidence: Evidence) -> Iterable[Probe]:
+    """The smallest batch that ran out of memory at each length; that larger ones did says nothing more."""
+    smallest: dict[int, Probe] = {}
+    for probe in evidence.probes:
+        if probe.outcome is Outcome.OOM:
+            known = smallest.get(probe.length)
+            if known is None or probe.batch_size < known.batch_size:
+                smallest[probe.length] = probe
+    return smallest.values()
 
 
 def _as_peak(failure: Probe, peak_bytes: int) -> Probe:

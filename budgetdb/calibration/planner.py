@@ -19,6 +19,8 @@ TOLERANCE = 0.05
 # After so many probes of one length, or a failure at it, noise is what keeps it open: then this much is enough.
 _MANY_ATTEMPTS = 3
 _TIRED_TOLERANCE = 0.10
+# After so many it is left in any case, at the largest batch that fitted.
+_MOST_ATTEMPTS = 12
 # The gap between the largest batch that fits and the smallest that fails, as a share of the latter (DESIGN 6.5).
 _GAP = 0.03
 # Share of the predicted frontier at which to probe (DESIGN 6.4): close enough to settle the length, under it by more
@@ -122,6 +124,8 @@ class Planner:
         fits = evidence.fits_at(length)
         if not fits:
             return False
+        if evidence.attempts(length) >= _MOST_ATTEMPTS:
+            return True
         best = fits[-1]
         rest = self._model(evidence, length).peak_bytes(Shape(0, length))
         left, room = self.usable_bytes - best.peak_bytes, max(self.usable_bytes - rest, 1)

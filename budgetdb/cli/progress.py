@@ -57,8 +57,7 @@ class Progress:
         if self._display is not None:
             self._display.stop()
         if isinstance(error, KeyboardInterrupt) and self._probes:
-            kept = f"{self._probes} probe{'s' if self._probes > 1 else ''}"
-            self._write(f"{kept} kept: the same command goes on from there", style="")
+            self._write(f"probes kept: {self._probes}; the same command goes on from there", style="")
 
     def report(self, event: CalibrationEvent) -> None:
         """Show one event."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Lengths to show; all are in `budgetdb show ID`.
 _SHOWN = 5
-_DEFAULT_WORKLOAD = "forward[hold=previous]"
+_DEFAULT_WORKLOAD, _DEFAULT_OPTIONS = "forward", "[hold=previous]"
 
 
 def print_summary(profile: Profile, *, is_known: bool) -> None:
@@ -36,8 +36,9 @@ def print_summary(profile: Profile, *, is_known: bool) -> None:
 def python_lines(profile: Profile) -> tuple[str, str]:
     """The two lines of Python that batch an evaluation by the profile."""
     options = f", pad_multiple={profile.key.pad_multiple}" if profile.key.pad_multiple != 1 else ""
-    if profile.key.workload != _DEFAULT_WORKLOAD:
-        options += f", workload={profile.key.workload!r}"
+    workload = profile.key.workload.removesuffix(_DEFAULT_OPTIONS)
+    if workload != _DEFAULT_WORKLOAD:
+        options += f', workload="{workload}"'
     return (
         f"batches = budgetdb.make_batch_sampler(model, lengths{options})",
         "loader = DataLoader(dataset, batch_sampler=batches, collate_fn=collator)",

@@ -57,16 +57,16 @@ def _check_key(workload: Workload) -> None:
 
 def _check_inputs(workload: Workload, model: Any, shape: Shape, torch_device: torch.device) -> None:
     # The global random state must not matter: in another process it is another.
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
         first = workload.inputs(model, shape, torch_device)
-        torch.manual_seed(2)
+        torch.default_generator.manual_seed(2)
         second = workload.inputs(model, shape, torch_device)
     require(first.keys() == second.keys(), f"two calls of inputs at {shape} give {list(first)} and {list(second)}")
     for name, tensor in first.items():
+        require(tensor.device.type == torch_device.type, f"{name} is on {tensor.device}, not on {torch_device}")
         same = tensor.shape == second[name].shape and torch.equal(tensor, second[name])
         require(same, f"two calls of inputs at {shape} differ in {name}")
-        require(tensor.device.type == torch_device.type, f"{name} is on {tensor.device}, not on {torch_device}")
         require(
             tensor.dim() > 0 and tensor.shape[0] == shape.batch_size,
             f"{name} has the shape {tuple(tensor.shape)}, not {shape.batch_size} rows",

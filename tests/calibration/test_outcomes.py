@@ -66,18 +66,12 @@ def test_more_that_backends_say(error: BaseException, kind: ErrorKind) -> None:
 
 
 def raised(outer: Exception, inner: Exception, *, how: str) -> Exception:
-    """`outer`, raised while `inner` was handled: from it, in its context, or hiding it."""
-    try:
-        try:
-            raise inner
-        except Exception as error:
-            if how == "from":
-                raise outer from error
-            if how == "hidden":
-                raise outer from None
-            raise outer
-    except Exception as error:
-        return error
+    """`outer`, as it is when it was raised while `inner` was handled: from it, in its context, or hiding it."""
+    outer.__context__ = inner
+    if how == "from":
+        outer.__cause__ = inner
+    outer.__suppress_context__ = how != "context"
+    return outer
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_run import Program, make_profile
-from rich.console import Console
+from cli_run import Program, make_key, make_profile
 
 from budgetdb.calibration.calibrator import CalibrationEvent
 from budgetdb.cli.progress import Progress, probe_line
@@ -117,17 +116,22 @@ def test_the_line_of_a_probe() -> None:
 
 
 def test_probes_that_are_kept_are_told_of_at_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not Console(stderr=True).is_terminal
-    probe = make_profile().probes[0]
-    with pytest.raises(KeyboardInterrupt), Progress(verbose=False) as progress:
-        progress.report(CalibrationEvent("probe", "1270 x 64 fits", probe=probe))
+    progress = Progress(verbose=False)
+    progress.report(CalibrationEvent("probe", "1270 x 64 fits", probe=make_profile().probes[0]))
+    with pytest.raises(KeyboardInterrupt), progress:
         raise KeyboardInterrupt
-    assert capsys.readouterr().err == "1 probe kept: the same command goes on from there\n"
+    assert capsys.readouterr().err == "probes kept: 1; the same command goes on from there\n"
 
 
-def test_the_python_to_use_it_names_what_is_not_the_default() -> None:
-    profile = make_profile()
-    assert python_lines(profile)[0] == "batches = budgetdb.make_batch_sampler(model, lengths, pad_multiple=8)"
-    key = profile.key.model_copy(update={"workload": "embed[hold=none]", "pad_multiple": 1})
-    other = python_lines(profile.model_copy(update={"key": key}))[0]
-    assert other == "batches = budgetdb.make_batch_sampler(model, lengths, workload='embed[hold=none]')"
+@pytest.mark.parametrize(
+    ("workload", "pad_multiple", "options"),
+    [
+        ("forward[hold=previous]", 8, ", pad_multiple=8"),
+        ("forward[hold=previous]", 1, ""),
+        ("embed[hold=previous]", 1, ', workload="embed"'),
+        ("forward[hold=none]", 1, ', workload="forward[hold=none]"'),
+    ],
+)
+def test_the_python_to_use_it_names_what_is_not_the_default(workload: str, pad_multiple: int, options: str) -> None:
+    profile = make_profile(make_key(workload=workload, pad_multiple=pad_multiple))
+    assert python_lines(profile)[0] == f"batches = budgetdb.make_batch_sampler(model, lengths{options})"

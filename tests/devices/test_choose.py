@@ -70,7 +70,7 @@ def test_a_device_that_this_machine_has_not(name: str) -> None:
 
 @no_accelerator
 def test_no_accelerator_at_all() -> None:
-    with pytest.raises(DeviceError, match="this machine has no accelerator that torch can use. Use --device cpu"):
+    with pytest.raises(DeviceError, match=r"this machine has no accelerator that torch can use\. Use --device cpu"):
         choose_device("accelerator")
 
 
@@ -89,7 +89,7 @@ def test_a_plugin_is_chosen_by_its_name() -> None:
     DEVICES.register("drawer")(Drawer)
     try:
         assert isinstance(choose_device("drawer"), Drawer)
-        with pytest.raises(UnknownNameError, match="unknown device 'drawr'. Did you mean 'drawer'?"):
+        with pytest.raises(UnknownNameError, match=r"unknown device 'drawr'\. Did you mean 'drawer'\?"):
             choose_device("drawr")
     finally:
         DEVICES.unregister("drawer")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -86,12 +85,6 @@ def test_nothing_is_printed(measured: tuple[dict[str, Any], str]) -> None:
     assert measured[1] == ""
 
 
-@pytest.fixture(scope="module")
-def collected() -> None:
-    """Garbage of earlier tests is gone, so that none of it goes while one of these counts."""
-    gc.collect()
-
-
 def grown_by(make: Any) -> int:
     """Bytes that the device counts for what `make` returned, while it lives."""
     before = CPU.allocated_bytes()
@@ -106,7 +99,7 @@ class Wrapping(torch.Tensor):
     """A tensor without memory of its own, as quantised weights are."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "Wrapping":
+    def __new__(cls, inner: torch.Tensor) -> Self:
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)
 
     def __init__(self, inner: torch.Tensor) -> None:
@@ -152,11 +145,11 @@ def tied() -> nn.Module:
         "tensor", "bytes", "slice", "views", "tied", "numpy", "module", "meta", "empty", "lazy", "wrapping",
     ],
 )  # fmt: skip
-def test_each_storage_counts_once(make: Any, expected: int, collected: None) -> None:
+def test_each_storage_counts_once(make: Any, expected: int, quick_collector: None) -> None:
     assert grown_by(make) == expected
 
 
-def test_a_clean_frees_what_only_a_cycle_refers_to() -> None:
+def test_a_clean_frees_what_only_a_cycle_refers_to(quick_collector: None) -> None:
     CPU.clean()
     before = CPU.allocated_bytes()
     knot: list[object] = [torch.zeros(1000)]
@@ -168,5 +161,5 @@ def test_a_clean_frees_what_only_a_cycle_refers_to() -> None:
 
 
 def test_the_cpu_is_no_other_device() -> None:
-    with pytest.raises(DeviceError, match="meta is not the CPU. Use --device cpu"):
+    with pytest.raises(DeviceError, match=r"meta is not the CPU\. Use --device cpu"):
         CpuDevice(torch.device("meta"))

@@ -1,0 +1,70 @@
+"""One small model calibrated under a real limit, and what is true under it: for the benchmark and for the tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ground_truth
+from real_limit import Setting, run_job
+from small_models import LENGTHS, MAX_LENGTH, PAD_MULTIPLE, mixed_lengths
+
+import budgetdb
+from budgetdb.calibration.calibrator import Listener
+from budgetdb.profiles import Profile
+
+# Beyond what the process takes with the model in it, where no limit is given.
+ROOM_BYTES = 256 * 2**20
+# Batches of an evaluation, most of them full.
+_BATCHES = 15
+
+
+def limited_setting(config: Path, attention: str, *, memory_limit_bytes: int | None = None) -> Setting:
+    """A setting with this limit, or one that leaves `ROOM_BYTES` for tensors on whatever build of torch this is."""
+    if memory_limit_bytes is None:
+        bare = run_job(ground_truth.SCRIPT, "overhead", Setting(str(config), attention, 0))
+        memory_limit_bytes = bare["overhead_bytes"] + ROOM_BYTES
+    return Setting(str(config), attention, memory_limit_bytes)
+
+
+def calibrate(setting: Setting, database: Path, *, on_event: Listener | None = None) -> Profile:
+    """Have budgetdb calibrate the model of `setting` under its limit.
+
+    Its worker inherits this process's environment: set `real_limit.ENVIRONMENT` first.
+    """
+    return budgetdb.calibrate(
+        setting.config,
+        attention=setting.attention,
+        memory_limit_bytes=setting.memory_limit_bytes,
+        pad_multiple=PAD_MULTIPLE,
+        max_length=MAX_LENGTH,
+        device="cpu",
+        store=budgetdb.ProfileStore(database),
+        on_event=on_event,
+    )
+
+
+def true_frontier(setting: Setting, lengths: Sequence[int] = LENGTHS, *, resolution: float = 0.0) -> dict[str, Any]:
+    """`fits` and `fails` at each of `lengths`: batch sizes that ran and did not; see `ground_truth.frontier`."""
+    return run_job(ground_truth.SCRIPT, "frontier", setting, lengths=list(lengths), resolution=resolution)
+
+
+def evaluate(setting: Setting, database: Path, profile: Profile, *, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Evaluations of texts of mixed length in one fresh process, one for each seed; see `ground_truth.evaluate`."""
+    job = {"database": str(database), "samples": _samples(profile), "seeds": list(seeds)}
+    runs: list[dict[str, Any]] = run_job(ground_truth.SCRIPT, "evaluate", setting, **job)["runs"]
+    return runs
+
+
+def shares(profile: Profile, rows: Mapping[int, int]) -> dict[int, float]:
+    """The profile's batch size over `rows` at each length."""
+    return {length: profile.max_batch_size(length) / true for length, true in rows.items()}
+
+
+def _samples(profile: Profile) -> int:
+    """How many texts make up `_BATCHES` batches."""
+    tokens = sum(mixed_lengths(1000)) / 1000
+    largest = max(profile.max_batch_size(length) * length for length in LENGTHS)
+    return math.ceil(_BATCHES * largest / tokens)
