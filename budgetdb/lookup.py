@@ -27,8 +27,9 @@ from budgetdb.errors import (
     UnknownNameError,
     UsageError,
 )
+from budgetdb.models.attention import check_attention_name
 from budgetdb.models.spec import ModelSpec
-from budgetdb.plugins import ATTENTION, WORKLOADS
+from budgetdb.plugins import WORKLOADS
 from budgetdb.profiles import Profile
 from budgetdb.sampling.lengths import read_lengths
 from budgetdb.sampling.packing import padded_lengths
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 # Less free memory than this share of what a profile was made under is worth a warning; the rest is everyday life.
 _NOTABLY_LESS = 0.95
+# Directories whose name says nothing of the model in them.
+_GENERAL_DIRECTORIES = {"model", "models", "checkpoint", "final", "output", "weights"}
 ON_MISS = ("calibrate", "error")
 
 
@@ -307,8 +310,7 @@ def _goal(
 
 def _worker_session(model: str, *, device: str | None, workload: str, build: dict[str, Any]) -> Session:
 
-    if build["attention"] is not None:
-        ATTENTION.get(build["attention"])
+    check_attention_name(build["attention"])
     chosen = choose_device(device)
     try:
         spec = ModelSpec.model_validate({"source": model, **build})
@@ -331,7 +333,9 @@ def _display_name(model: str) -> str:
     if not path.exists():
         return model
     path = path.resolve()
-    return path.name if path.is_dir() else path.parent.name
+    directory = path if path.is_dir() else path.parent
+    general = directory.name.lower() in _GENERAL_DIRECTORIES
+    return f"{directory.parent.name}/{directory.name}" if general else directory.name
 
 
 def _local_session(model: Any, *, device: str | None, workload: str, build: dict[str, Any] | None = None) -> Session:
