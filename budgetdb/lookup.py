@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from budgetdb.answers import Notebook, find_answer, make_answer, solved_for
 from budgetdb.calibration.calibrator import DEFAULT_MAX_STEP_S, CalibrationEvent, Goal, Listener
-from budgetdb.calibration.process import WorkerSession
-from budgetdb.calibration.session import LocalSession, Session
+from budgetdb.calibration.opening import device_of, open_session
 from budgetdb.calibration.subject import Subject
 from budgetdb.costs.frontier import solve
 from budgetdb.devices.base import Device
-from budgetdb.devices.choose import choose_device
 from budgetdb.errors import (
     BelowFloorError,
     DoesNotFitError,
@@ -27,8 +23,6 @@ from budgetdb.errors import (
     UnknownNameError,
     UsageError,
 )
-from budgetdb.models.attention import check_attention_name
-from budgetdb.models.spec import ModelSpec
 from budgetdb.plugins import WORKLOADS
 from budgetdb.profiles import Profile
 from budgetdb.sampling.lengths import read_lengths
@@ -43,8 +37,6 @@ _log = logging.getLogger(__name__)
 
 # Less free memory than this share of what a profile was made under is worth a warning; the rest is everyday life.
 _NOTABLY_LESS = 0.95
-# Directories whose name says nothing of the model in them.
-_GENERAL_DIRECTORIES = {"model", "models", "checkpoint", "final", "output", "weights"}
 ON_MISS = ("calibrate", "error")
 
 
@@ -114,10 +106,7 @@ def calibrate(
         "head": head,
         "trust_remote_code": trust_remote_code,
     }
-    if isinstance(model, str | Path):
-        session = _worker_session(str(model), device=device, workload=workload, build=build)
-    else:
-        session = _local_session(model, device=device, workload=workload, build=build)
+    session = open_session(model, device=device, workload=workload, build=build)
 
     listen = on_event or _log_event
     notebook = Notebook(_store_or_default(store), strict=True)
@@ -144,7 +133,7 @@ def find_profile(
         UnknownNameError: no workload or device of that name.
         StoreError: the database can't be read.
     """
-    session = _local_session(model, device=device, workload=workload)
+    session = open_session(model, device=device, workload=workload)
     return _store_or_default(store).find(session.describe().key(pad_multiple))
 
 
@@ -209,7 +198,7 @@ def make_batch_sampler(
         store=store,
         listen=on_event or _log_event,
     )
-    profile = _solved_now(profile, goal, _device_of(model, device))
+    profile = _solved_now(profile, goal, device_of(model, device))
     padded = padded_lengths(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
     return ProfileBatchSampler(
         samples,
@@ -248,7 +237,6 @@ def calibrate_token_budget(
             (`BelowFloorError`).
     """
     del tolerance
-
     samples = read_lengths(lengths)
     if not len(samples):
         raise LengthsError("there are no lengths", next_step="Give the number of tokens of each sample")
@@ -264,7 +252,7 @@ def calibrate_token_budget(
         store=None,
         listen=_log_event,
     )
-    profile = _solved_now(profile, goal, _device_of(model, None))
+    profile = _solved_now(profile, goal, device_of(model, None))
     solved = solve(
         profile.cost_model,
         usable_bytes=profile.usable_bytes,
@@ -308,65 +296,6 @@ def _goal(
     )
 
 
-def _worker_session(model: str, *, device: str | None, workload: str, build: dict[str, Any]) -> Session:
-
-    check_attention_name(build["attention"])
-    chosen = choose_device(device)
-    try:
-        spec = ModelSpec.model_validate({"source": model, **build})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg']}", next_step="See `budgetdb calibrate --help`") from None
-    return WorkerSession(
-        spec,
-        device=str(chosen.torch_device),
-        workload=parse_workload(workload).key(),
-        name=_display_name(model),
-        environment=chosen.worker_environment,
-        probe_timeout_s=read_settings().probe_timeout_s,
-    )
-
-
-def _display_name(model: str) -> str:
-    """What to call a model: its directory's name, or its name on the hub."""
-    path = Path(model)
-    if not path.exists():
-        return model
-    path = path.resolve()
-    directory = path if path.is_dir() else path.parent
-    general = directory.name.lower() in _GENERAL_DIRECTORIES
-    return f"{directory.parent.name}/{directory.name}" if general else directory.name
-
-
-def _local_session(model: Any, *, device: str | None, workload: str, build: dict[str, Any] | None = None) -> Session:
-
-    if not callable(model):
-        raise UsageError(
-            f"a model is callable, and a {type(model).__name__} is not",
-            next_step="Give a model, or its name to `budgetdb.calibrate`",
-        )
-    for name, value in (build or {}).items():
-        if value not in (None, "auto", False):
-            raise UsageError(
-                f"{name}={value!r} can't be applied to a live model", next_step="Build the model so, or give its name"
-            )
-    return LocalSession(model, device=_device_of(model, device), workload=parse_workload(workload))
-
-
-def _parse(workload: str) -> Workload:
-
-    return parse_workload(workload)
-
-
-def _device_of(model: Any, device: str | None) -> Device:
-    """The device asked for, else the one that the live model's first parameter is on."""
-    if device is None and hasattr(model, "parameters"):
-        parameter = next(iter(model.parameters()), None)
-        if parameter is not None:
-            return choose_device(parameter.device)
-    return choose_device(device)
-
-
 def _refuse_too_long(longest: int, goal: Goal, subject: Subject) -> None:
     positions = subject.facts.max_positions
     if longest > goal.longest(positions):
@@ -401,7 +330,7 @@ def _profile_for(
     """The profile that answers, found or made; a failing store is reported and done without."""
     if on_miss not in ON_MISS:
         raise UnknownNameError("on_miss", on_miss, ON_MISS)
-    session = _local_session(model, device=device, workload=workload)
+    session = open_session(model, device=device, workload=workload)
     subject = session.describe()
     _refuse_too_long(longest, goal, subject)
     place = _store_or_default(store)
