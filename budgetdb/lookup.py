@@ -261,6 +261,11 @@ def calibrate_token_budget(
         pad_multiple=pad_multiple,
     )
     budget = solved.token_budget if solved is not None else 0
+    padded = np.sort(padded_lengths(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample))
+    rows = profile.caps.rows
+    if rows is not None and len(padded) > rows:
+        # No batch has more rows than there are samples as short: it binds from the length of the first one too many.
+        budget = min(budget, (rows + 1) * int(padded[rows]) - 1)
     if budget < floor:
         raise BelowFloorError(budget, floor)
     return budget

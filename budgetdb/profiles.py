@@ -222,7 +222,8 @@ class Profile(_Record):
         resident_bytes: weights and buffers.
         max_length: longest padded length it answers for.
         bound: what decides at that length; `max_length` when a longer one was asked for than the model takes.
-        token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`.
+        token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`; so is
+            `batch_size` never above `caps.rows`, where that is set.
         flags: properties that a reader should know of, `mixture_of_experts` for one.
     """
 

@@ -24,7 +24,8 @@ class Solved:
     Attributes:
         max_length: longest padded length of which at least one row fits.
         bound: what decides there; `max_length` when the caller says that a longer one was wanted and can't be.
-        token_budget: the largest number B such that `k * L <= B` implies that (k, L) fits, for every L up to it.
+        token_budget: the largest number B such that `k * L <= B` implies that (k, L) fits, for every L up to it and k
+            up to `caps.rows`, where that is set.
         frontier: the largest batch size at selected lengths.
     """
 
@@ -68,8 +69,9 @@ def solve(
         return None
     lengths, sizes = lengths[:fitting], sizes[:fitting]
     longest = int(lengths[-1])
+    any_rows = max_batch_sizes(cost, lengths, usable_bytes=usable_bytes, caps=caps.model_copy(update={"rows": None}))
     # B is safe at L when floor(B / L) <= size, that is when B < (size + 1) * L.
-    token_budget = int(((np.minimum(sizes, UNLIMITED) + 1) * lengths).min()) - 1
+    token_budget = int(((np.minimum(any_rows, UNLIMITED) + 1) * lengths).min()) - 1
     shown = _shown_lengths(lengths, probes, pad_multiple)
     probed = {probe.length for probe in probes if probe.fits}
     frontier = tuple(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# With more lengths than this only neighbours give a direction: pairs of lines grow with the fourth power of them.
+_ALL_PAIRS = 8
 _COEFFICIENTS = ("c", "a", "p", "b", "q")
 
 

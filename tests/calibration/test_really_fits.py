@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from judged import calibrate, evaluate, limited_setting, true_frontier
+from judged import calibrate, evaluate, limited_setting, true_frontier, which_run
 from real_limit import ENVIRONMENT
 from small_models import ATTENTION, CONFIGURATIONS, LENGTHS, write_configuration
 
 from budgetdb.profiles import Provenance
+from budgetdb.shapes import Shape
 
 # The rest of the grid takes as long again and shows the same code.
 ALWAYS = {("bert", "eager"), ("llama", "sdpa"), ("t5", "eager"), ("albert", "sdpa")}
@@ -22,37 +25,49 @@ GRID = [
     for model in CONFIGURATIONS
     for attention in ATTENTION
 ]
-# The frontier is bisected to within this share of itself: the limits below are wider.
-RESOLUTION = 0.01
+LEAST_SHARE = 0.90
 EVALUATIONS = 3
+
+
+@pytest.fixture(scope="module")
+def limit_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """One for all: what the models themselves take differs by a MiB."""
+    config = write_configuration("t5", tmp_path_factory.mktemp("largest"))
+    return limited_setting(config, "eager").memory_limit_bytes
 
 
 @pytest.mark.parametrize(("model", "attention"), GRID)
 def test_what_was_found_fits_and_is_nearly_all_there_is(
-    model: str, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, attention: str, limit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    setting = limited_setting(write_configuration(model, tmp_path), attention)
+    setting = limited_setting(write_configuration(model, tmp_path), attention, memory_limit_bytes=limit_bytes)
     database = tmp_path / "profiles.db"
     profile = calibrate(setting, database)
     assert profile.provenance is Provenance.MEASURED
     assert profile.key.attention == attention
 
-    truth = true_frontier(setting, resolution=RESOLUTION)
-    rows = [profile.max_batch_size(length) for length in LENGTHS]
-    for length, found, fits, fails in zip(LENGTHS, rows, truth["fits"], truth["fails"], strict=True):
-        assert 0.90 * (fails - 1) <= found <= fits, f"{found} of {fits} to {fails - 1} rows at length {length}"
+    # The true frontier is between n and n / LEAST_SHARE rows exactly when n rows run and one above the latter fails.
+    found = [Shape(profile.max_batch_size(length), length) for length in LENGTHS]
+    beyond = [Shape(math.floor(shape.batch_size / LEAST_SHARE) + 1, shape.length) for shape in found]
+    with ThreadPoolExecutor(max_workers=2) as both:
+        truth = both.submit(which_run, setting, [*found, *beyond])
+        runs = evaluate(setting, database, profile, seeds=range(EVALUATIONS))
+    assert dict(zip(map(str, found), truth.result(), strict=False)) == dict.fromkeys(map(str, found), True)
+    assert dict(zip(map(str, beyond), truth.result()[len(found) :], strict=True)) == dict.fromkeys(
+        map(str, beyond), False
+    )
 
-    runs = evaluate(setting, database, profile, seeds=range(EVALUATIONS))
     assert [run["out_of_memory_at"] for run in runs] == [None] * EVALUATIONS
     for run in runs:
         assert run["full"] >= 12
         assert run["full_lengths"] >= 6
 
 
-def test_the_limit_is_real(tmp_path: Path) -> None:
-    """A batch of one row more than what ran does not run: the truth that is compared with comes from failures."""
-    truth = true_frontier(limited_setting(write_configuration("bert", tmp_path), "sdpa"), [256])
-    assert truth["fails"] == [truth["fits"][0] + 1]
+def test_the_frontier_that_is_compared_with_is_the_edge(limit_bytes: int, tmp_path: Path) -> None:
+    setting = limited_setting(write_configuration("llama", tmp_path), "eager", memory_limit_bytes=limit_bytes)
+    truth = true_frontier(setting, [256])
+    [rows] = truth["frontier"]
     assert truth["out_of_memory"] >= 1
+    assert which_run(setting, [Shape(rows, 256), Shape(rows + 1, 256)]) == [True, False]

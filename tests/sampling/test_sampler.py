@@ -17,7 +17,7 @@ from budgetdb.profiles import Bound, Caps, Environment, Outcome, Probe, Profile,
 from budgetdb.sampling import ProfileBatchSampler, TokenBudgetBatchSampler
 from budgetdb.shapes import Shape, padded_length
 
-COST = QuadraticCost(c=100_000, a=1_000, b=100, q=20)
+COST = QuadraticCost(c=100_000, a=1_000, p=0, b=100, q=20)
 
 
 def make_profile(*, usable_bytes=2_000_000, max_length=256, pad_multiple=8, caps=None, probes=()):
