@@ -75,7 +75,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(CONFIGURATIONS), help="comma-separated, of: %(default)s")
-    parser.add_argument("--memory-limit", help="of the whole process, as in 700MiB (default: 256 MiB above its own)")
+    parser.add_argument("--memory-limit", help="of the whole process, as in 700MiB (default: 224 MiB above its own)")
     parser.add_argument("--quick", action="store_true", help="one attention implementation a model, one evaluation")
     parser.add_argument("--micm", type=Path, help="micm-nlp's batching.py, where micm-nlp is not installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
@@ -108,7 +108,7 @@ def _measure(case: Case, ways: list[Way], *, evaluations: int) -> Result:
     profile = calibrate(case.setting, case.database)
     elapsed_s = _processor_s() - before_s
     _progress("  true frontier")
-    frontier = dict(zip(LENGTHS, true_frontier(case.setting)["fits"], strict=True))
+    frontier = dict(zip(LENGTHS, true_frontier(case.setting)["frontier"], strict=True))
     runs = []
     for seed in range(evaluations):
         _progress(f"  evaluation {seed + 1} of {evaluations}")
@@ -146,7 +146,7 @@ def _other(way: Way, setting: Setting, frontier: Mapping[int, int]) -> Found:
     answer = run_job(batch_finders.SCRIPT, way.job, setting, **way.arguments)
     elapsed_s = _processor_s() - before_s
     budget, length = answer["budget"], answer["length"]
-    rows = frontier.get(length) or true_frontier(setting, [length])["fits"][0]
+    rows = frontier.get(length) or true_frontier(setting, [length])["frontier"][0]
     return Found(
         way=way.name,
         probes=answer["steps"],

@@ -24,46 +24,53 @@ def overhead(setting: Setting) -> dict[str, Any]:
     return {"overhead_bytes": data_bytes()}
 
 
-def frontier(setting: Setting, *, lengths: Sequence[int], resolution: float = 0.0) -> dict[str, Any]:
-    """For each of `lengths`, a batch size that ran and a larger one that did not.
+def which_run(setting: Setting, *, shapes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Whether each batch runs, in turn."""
+    limited = _ready(setting)
+    return {"runs": [limited.fits(Shape(rows, length)) for rows, length in shapes]}
 
-    The two are neighbours, or `resolution` apart as a share of the smaller, where that is more.
-    """
-    limited = LimitedModel(setting)
-    limited.warm_up()
-    limited.cap()
-    found: dict[int, tuple[int, int]] = {}
+
+def frontier(setting: Setting, *, lengths: Sequence[int]) -> dict[str, Any]:
+    """The largest batch size at each of `lengths`: it ran, and one row more did not."""
+    limited = _ready(setting)
+    found: dict[int, int] = {}
     for length in sorted(lengths, reverse=True):
-        found[length] = _largest_batch(limited, length, guess=_guess(found, length), resolution=resolution)
+        found[length] = _largest_batch(limited, length, guess=_guess(found, length))
     return {
-        "fits": [found[length][0] for length in lengths],
-        "fails": [found[length][1] for length in lengths],
+        "frontier": [found[length] for length in lengths],
         "steps": limited.steps,
         "out_of_memory": limited.out_of_memory,
     }
 
 
-def _largest_batch(limited: LimitedModel, length: int, *, guess: int, resolution: float) -> tuple[int, int]:
-    """A batch size that fits and a larger one that does not: growing strides from `guess`, then bisection."""
-    lower, upper, candidate, stride = 0, None, max(guess, 1), max(guess // 32, 1)
-    while upper is None or (lower == 0 and upper > 1):
-        if limited.fits(Shape(candidate, length)):
-            lower, candidate = candidate, candidate + stride
+def _ready(setting: Setting) -> LimitedModel:
+    limited = LimitedModel(setting)
+    limited.warm_up()
+    limited.cap()
+    return limited
+
+
+def _largest_batch(limited: LimitedModel, length: int, *, guess: int) -> int:
+    """Growing strides from `guess` until one batch fits and another fails, then bisection to the last row."""
+    fits, fails, rows, stride = 0, None, max(guess, 1), max(guess // 32, 1)
+    while fails is None or (fits == 0 and fails > 1):
+        if limited.fits(Shape(rows, length)):
+            fits, rows = rows, rows + stride
         else:
-            upper, candidate = candidate, max(candidate - stride, 1)
+            fails, rows = rows, max(rows - stride, 1)
         stride *= 2
-    while upper - lower > max(1, resolution * lower):
-        middle = (lower + upper) // 2
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
         if limited.fits(Shape(middle, length)):
-            lower = middle
+            fits = middle
         else:
-            upper = middle
-    return lower, upper
+            fails = middle
+    return fits
 
 
-def _guess(found: Mapping[int, tuple[int, int]], length: int) -> int:
+def _guess(found: Mapping[int, int], length: int) -> int:
     """Where to start: bytes per token drawn as a line through the two shortest lengths that are known."""
-    known = [(near, 1 / (near * rows)) for near, (rows, _) in sorted(found.items()) if rows][:2]
+    known = [(near, 1 / (near * rows)) for near, rows in sorted(found.items()) if rows][:2]
     if len(known) < 2:
         return int(1 / known[0][1] if known else _FIRST_GUESS_TOKENS) // length
     (near, near_cost), (far, far_cost) = known
@@ -117,4 +124,4 @@ def _batches_that_run(limited: LimitedModel, shapes: Sequence[Shape]) -> int:
 
 
 if __name__ == "__main__":
-    serve({"overhead": overhead, "frontier": frontier, "evaluate": evaluate})
+    serve({"overhead": overhead, "which_run": which_run, "frontier": frontier, "evaluate": evaluate})

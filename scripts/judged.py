@@ -14,11 +14,13 @@ from small_models import LENGTHS, MAX_LENGTH, PAD_MULTIPLE, mixed_lengths
 import budgetdb
 from budgetdb.calibration.calibrator import Listener
 from budgetdb.profiles import Profile
+from budgetdb.shapes import Shape
 
 # Beyond what the process takes with the model in it, where no limit is given.
-ROOM_BYTES = 256 * 2**20
-# Batches of an evaluation, most of them full.
-_BATCHES = 15
+ROOM_BYTES = 224 * 2**20
+# Batches of an evaluation, all full but one or two.
+_BATCHES = 13
+_SAMPLED = 1000
 
 
 def limited_setting(config: Path, attention: str, *, memory_limit_bytes: int | None = None) -> Setting:
@@ -46,9 +48,16 @@ def calibrate(setting: Setting, database: Path, *, on_event: Listener | None = N
     )
 
 
-def true_frontier(setting: Setting, lengths: Sequence[int] = LENGTHS, *, resolution: float = 0.0) -> dict[str, Any]:
+def true_frontier(setting: Setting, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
     """`fits` and `fails` at each of `lengths`: batch sizes that ran and did not; see `ground_truth.frontier`."""
-    return run_job(ground_truth.SCRIPT, "frontier", setting, lengths=list(lengths), resolution=resolution)
+    return run_job(ground_truth.SCRIPT, "frontier", setting, lengths=list(lengths))
+
+
+def which_run(setting: Setting, shapes: Sequence[Shape]) -> list[bool]:
+    """For each batch, whether it runs under the limit."""
+    sides = [[shape.batch_size, shape.length] for shape in shapes]
+    runs: list[bool] = run_job(ground_truth.SCRIPT, "which_run", setting, shapes=sides)["runs"]
+    return runs
 
 
 def evaluate(setting: Setting, database: Path, profile: Profile, *, seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -64,7 +73,6 @@ def shares(profile: Profile, rows: Mapping[int, int]) -> dict[int, float]:
 
 
 def _samples(profile: Profile) -> int:
-    """How many texts make up `_BATCHES` batches."""
-    tokens = sum(mixed_lengths(1000)) / 1000
-    largest = max(profile.max_batch_size(length) * length for length in LENGTHS)
-    return math.ceil(_BATCHES * largest / tokens)
+    """How many texts make up `_BATCHES` full batches."""
+    lengths = mixed_lengths(_SAMPLED)
+    return math.ceil(_BATCHES * _SAMPLED / sum(1 / profile.max_batch_size(length) for length in lengths))

@@ -15,7 +15,7 @@ LENGTHS = (8, 40, 104, 168, 256)
 ATTENTION = ("eager", "sdpa")
 
 _SIZE: Mapping[str, Any] = {
-    "vocab_size": 1000,
+    "vocab_size": 1500,
     "hidden_size": 64,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
@@ -23,7 +23,7 @@ _SIZE: Mapping[str, Any] = {
     "max_position_embeddings": MAX_LENGTH,
 }
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "bert": {"model_type": "bert", "architectures": ["BertModel"], **_SIZE},
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **_SIZE},
     "llama": {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 0,
         "decoder_start_token_id": 0,
     },
-    "albert": {"model_type": "albert", "architectures": ["AlbertModel"], **_SIZE, "embedding_size": 32},
+    "albert": {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], **_SIZE, "embedding_size": 32},
 }
 
 

@@ -36,6 +36,7 @@ def limit_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     return limited_setting(config, "eager").memory_limit_bytes
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("model", "attention"), GRID)
 def test_what_was_found_fits_and_is_nearly_all_there_is(
     model: str, attention: str, limit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
