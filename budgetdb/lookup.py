@@ -357,7 +357,8 @@ def _profile_for(
 def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:
     """The profile solved for the memory that is free now, never for more than it was made under."""
     others = max(device.allocated_bytes() - profile.resident_bytes, 0)
-    now = max(device.room(goal.memory_limit_bytes).limit_bytes - others, 0)
+    # What this process has not loaded yet, its first steps will.
+    now = max(device.room(goal.memory_limit_bytes).limit_bytes - others - profile.warm_up_bytes, 0)
     if now >= profile.limit_bytes:
         return profile
     _log.log(

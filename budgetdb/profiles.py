@@ -220,6 +220,8 @@ class Profile(_Record):
         headroom_bytes: taken off the limit before anything was solved.
         overhead_bytes: what the process took on the device outside the allocator.
         resident_bytes: weights and buffers.
+        warm_up_bytes: how much of the overhead came with the first steps: a process that has not run one yet will need
+            as much.
         max_length: longest padded length it answers for.
         bound: what decides at that length; `max_length` when a longer one was asked for than the model takes.
         token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`; so is
@@ -237,6 +239,7 @@ class Profile(_Record):
     headroom_bytes: Count
     overhead_bytes: Count = 0
     resident_bytes: Count
+    warm_up_bytes: Count = 0
     max_length: Positive
     bound: Bound
     token_budget: Count

@@ -58,6 +58,8 @@ class Prober:
         self._device, self._model, self._workload = device, model, workload
         self._resident_bytes = resident_bytes
         self._foreign_bytes = 0
+        # What the first steps added outside the allocator: buffers of libraries, kernels loaded on first use.
+        self.warm_up_bytes = 0
         self._cap_bytes: int | None = None
         self._baseline_bytes = 0
         self._block = ExitStack()
@@ -73,6 +75,7 @@ class Prober:
         Raises:
             StepFailedError: a step failed, and not for lack of memory.
         """
+        cold = self._device.room().overhead_bytes
         length = min(_WARM_LENGTH, longest)
         for shape in (Shape(1, min(8, longest)), Shape(_WARM_TOKENS // length, length)):
             error = self._run(shape).error
@@ -83,6 +86,7 @@ class Prober:
         self._foreign_bytes = max(allocated - self._resident_bytes, 0)
         self._baseline_bytes = allocated - self._foreign_bytes
         room = self._device.room(memory_limit_bytes)
+        self.warm_up_bytes = max(room.overhead_bytes - cold, 0)
         return Room(max(room.limit_bytes - self._foreign_bytes, 0), overhead_bytes=room.overhead_bytes)
 
     def cap(self, cap_bytes: int) -> None:

@@ -30,6 +30,7 @@ class Ready(BaseModel):
         headroom_bytes: what is kept free of it.
         overhead_bytes: what the process holds on the device outside the allocator.
         resident_bytes: weights and buffers.
+        warm_up_bytes: how much of the overhead came with the first steps.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -38,6 +39,7 @@ class Ready(BaseModel):
     headroom_bytes: int
     overhead_bytes: int
     resident_bytes: int
+    warm_up_bytes: int = 0
 
     @property
     def usable_bytes(self) -> int:
@@ -150,6 +152,7 @@ def prepare_prober(
         headroom_bytes=headroom,
         overhead_bytes=room.overhead_bytes,
         resident_bytes=resident_bytes,
+        warm_up_bytes=prober.warm_up_bytes,
     )
     if ready.usable_bytes <= resident_bytes:
         raise DoesNotFitError(

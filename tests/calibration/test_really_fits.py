@@ -25,6 +25,8 @@ GRID = [
     for model in CONFIGURATIONS
     for attention in ATTENTION
 ]
+# Real steps at the limit, in three processes a model.
+pytestmark = pytest.mark.timeout(1200)
 LEAST_SHARE = 0.90
 EVALUATIONS = 3
 
@@ -36,7 +38,6 @@ def limit_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     return limited_setting(config, "eager").memory_limit_bytes
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("model", "attention"), GRID)
 def test_what_was_found_fits_and_is_nearly_all_there_is(
     model: str, attention: str, limit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
