@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer
 
 import budgetdb
+from budgetdb.settings import parse_bytes
 from budgetdb.workloads.embed import mean_pooled
 
 PAD_MULTIPLE = 8
@@ -56,7 +57,7 @@ def main() -> None:
         [len(ids) for ids in encoded],
         workload="embed",
         pad_multiple=PAD_MULTIPLE,
-        memory_limit_bytes=2 * 2**30 if device.type == "cpu" else None,
+        memory_limit_bytes=parse_bytes(limit) if limit else None,
     )
     print(batches)
     collate = Collator(tokenizer.pad_token_id or 0, device)
