@@ -15,12 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import batch_finders
 from calibration_tables import Found, Result, tables
-from judged import calibrate, evaluate, limited_setting, shares, true_frontier
+from judged import calibrate, default_limit_bytes, evaluate, shares, true_frontier
 from real_limit import ENVIRONMENT, Setting, run_job
 from small_models import ATTENTION, CONFIGURATIONS, LENGTHS, write_configuration
 
@@ -57,15 +59,14 @@ def main() -> None:
     """Measure, and print the tables."""
     options = _arguments()
     ways = _other_ways(options.micm)
-    limit_bytes = parse_bytes(options.memory_limit) if options.memory_limit else None
     os.environ.update(ENVIRONMENT)  # budgetdb's worker inherits it, and so runs with as many threads as the rest
     results = []
     with tempfile.TemporaryDirectory() as directory:
+        limit_bytes = options.memory_limit or default_limit_bytes(Path(directory))
         for number, model in enumerate(options.models.split(",")):
             config = write_configuration(model, Path(directory))
             for attention in ATTENTION[number % 2 :][:1] if options.quick else ATTENTION:
-                setting = limited_setting(config, attention, memory_limit_bytes=limit_bytes)
-                case = Case(model, setting, Path(directory))
+                case = Case(model, Setting(str(config), attention, limit_bytes), Path(directory))
                 results += [_measure(case, ways, evaluations=1 if options.quick else _EVALUATIONS)]
     print(tables(results))
     if options.json:
@@ -75,7 +76,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(CONFIGURATIONS), help="comma-separated, of: %(default)s")
-    parser.add_argument("--memory-limit", help="of the whole process, as in 700MiB (default: 224 MiB above its own)")
+    parser.add_argument("--memory-limit", type=parse_bytes, help="of each process (default: 224 MiB above its own)")
     parser.add_argument("--quick", action="store_true", help="one attention implementation a model, one evaluation")
     parser.add_argument("--micm", type=Path, help="micm-nlp's batching.py, where micm-nlp is not installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
@@ -107,24 +108,21 @@ def _measure(case: Case, ways: list[Way], *, evaluations: int) -> Result:
     before_s = _processor_s()
     profile = calibrate(case.setting, case.database)
     elapsed_s = _processor_s() - before_s
-    _progress("  true frontier")
-    frontier = dict(zip(LENGTHS, true_frontier(case.setting)["frontier"], strict=True))
-    runs = []
-    for seed in range(evaluations):
-        _progress(f"  evaluation {seed + 1} of {evaluations}")
-        runs += evaluate(case.setting, case.database, profile, seeds=[seed])
-    found = [_ours(profile, frontier, elapsed_s=elapsed_s)]
-    for way in ways:
-        _progress(f"  {way.name}")
-        found.append(_other(way, case.setting, frontier))
+    _progress(f"  bisecting the true frontier; evaluations: {evaluations}; {', '.join(way.name for way in ways)}")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        truth = pool.submit(true_frontier, case.setting)
+        evaluated = pool.submit(evaluate, case.setting, case.database, profile, seeds=range(evaluations))
+        answers = [pool.submit(run_job, batch_finders.SCRIPT, way.job, case.setting, **way.arguments) for way in ways]
+    frontier = dict(zip(LENGTHS, truth.result()["frontier"], strict=True))
+    others = [_other(way, answer.result(), case.setting, frontier) for way, answer in zip(ways, answers, strict=True)]
     return Result(
         model=case.model,
         attention=case.setting.attention,
         memory_limit_bytes=limit_bytes,
         frontier=tuple(frontier.values()),
-        ran=sum(run["out_of_memory_at"] is None for run in runs),
-        batches=tuple(run["batches"] for run in runs),
-        found=tuple(found),
+        ran=sum(run["out_of_memory_at"] is None for run in evaluated.result()),
+        batches=tuple(run["batches"] for run in evaluated.result()),
+        found=(_ours(profile, frontier, elapsed_s=elapsed_s), *others),
     )
 
 
@@ -141,17 +139,14 @@ def _ours(profile: Profile, frontier: Mapping[int, int], *, elapsed_s: float) ->
     )
 
 
-def _other(way: Way, setting: Setting, frontier: Mapping[int, int]) -> Found:
-    before_s = _processor_s()
-    answer = run_job(batch_finders.SCRIPT, way.job, setting, **way.arguments)
-    elapsed_s = _processor_s() - before_s
+def _other(way: Way, answer: Mapping[str, Any], setting: Setting, frontier: Mapping[int, int]) -> Found:
     budget, length = answer["budget"], answer["length"]
     rows = frontier.get(length) or true_frontier(setting, [length])["frontier"][0]
     return Found(
         way=way.name,
         probes=answer["steps"],
         out_of_memory=answer["out_of_memory"],
-        elapsed_s=elapsed_s,
+        elapsed_s=answer["processor_s"],
         shares=tuple(budget // each / true for each, true in frontier.items()),
         length=length,
         share=budget // length / rows,

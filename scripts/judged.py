@@ -9,26 +9,28 @@ from typing import Any
 
 import ground_truth
 from real_limit import Setting, run_job
-from small_models import LENGTHS, MAX_LENGTH, PAD_MULTIPLE, mixed_lengths
+from small_models import LENGTHS, MAX_LENGTH, PAD_MULTIPLE, mixed_lengths, write_configuration
 
 import budgetdb
 from budgetdb.calibration.calibrator import Listener
 from budgetdb.profiles import Profile
 from budgetdb.shapes import Shape
 
-# Beyond what the process takes with the model in it, where no limit is given.
+# Small enough that a step at the limit takes half a second, and large beside the headroom of 8 MiB.
 ROOM_BYTES = 224 * 2**20
 # Batches of an evaluation, all full but one or two.
 _BATCHES = 13
 _SAMPLED = 1000
 
 
-def limited_setting(config: Path, attention: str, *, memory_limit_bytes: int | None = None) -> Setting:
-    """A setting with this limit, or one that leaves `ROOM_BYTES` for tensors on whatever build of torch this is."""
-    if memory_limit_bytes is None:
-        bare = run_job(ground_truth.SCRIPT, "overhead", Setting(str(config), attention, 0))
-        memory_limit_bytes = bare["overhead_bytes"] + ROOM_BYTES
-    return Setting(str(config), attention, memory_limit_bytes)
+def default_limit_bytes(directory: Path) -> int:
+    """A limit for any of the models that leaves `ROOM_BYTES` for tensors, whatever this build of torch takes.
+
+    A configuration is written into `directory`. What the models themselves take differs by a MiB.
+    """
+    setting = Setting(str(write_configuration("t5", directory)), "eager", 0)
+    overhead_bytes: int = run_job(ground_truth.SCRIPT, "overhead", setting)["overhead_bytes"]
+    return overhead_bytes + ROOM_BYTES
 
 
 def calibrate(setting: Setting, database: Path, *, on_event: Listener | None = None) -> Profile:
@@ -49,7 +51,7 @@ def calibrate(setting: Setting, database: Path, *, on_event: Listener | None = N
 
 
 def true_frontier(setting: Setting, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
-    """`fits` and `fails` at each of `lengths`: batch sizes that ran and did not; see `ground_truth.frontier`."""
+    """The true `frontier` at each of `lengths`; see `ground_truth.frontier`."""
     return run_job(ground_truth.SCRIPT, "frontier", setting, lengths=list(lengths))
 
 

@@ -11,8 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from judged import calibrate, evaluate, limited_setting, true_frontier, which_run
-from real_limit import ENVIRONMENT
+from judged import calibrate, default_limit_bytes, evaluate, true_frontier, which_run
+from real_limit import ENVIRONMENT, Setting
 from small_models import ATTENTION, CONFIGURATIONS, LENGTHS, write_configuration
 
 from budgetdb.profiles import Provenance
@@ -33,9 +33,8 @@ EVALUATIONS = 3
 
 @pytest.fixture(scope="module")
 def limit_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """One for all: what the models themselves take differs by a MiB."""
-    config = write_configuration("t5", tmp_path_factory.mktemp("largest"))
-    return limited_setting(config, "eager").memory_limit_bytes
+    """One for all, as it takes a process to find."""
+    return default_limit_bytes(tmp_path_factory.mktemp("limit"))
 
 
 @pytest.mark.parametrize(("model", "attention"), GRID)
@@ -44,7 +43,7 @@ def test_what_was_found_fits_and_is_nearly_all_there_is(
 ) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    setting = limited_setting(write_configuration(model, tmp_path), attention, memory_limit_bytes=limit_bytes)
+    setting = Setting(str(write_configuration(model, tmp_path)), attention, limit_bytes)
     database = tmp_path / "profiles.db"
     profile = calibrate(setting, database)
     assert profile.provenance is Provenance.MEASURED
@@ -67,8 +66,9 @@ def test_what_was_found_fits_and_is_nearly_all_there_is(
         assert run["full_lengths"] >= 6
 
 
+@pytest.mark.slow
 def test_the_frontier_that_is_compared_with_is_the_edge(limit_bytes: int, tmp_path: Path) -> None:
-    setting = limited_setting(write_configuration("llama", tmp_path), "eager", memory_limit_bytes=limit_bytes)
+    setting = Setting(str(write_configuration("llama", tmp_path)), "eager", limit_bytes)
     truth = true_frontier(setting, [256])
     [rows] = truth["frontier"]
     assert truth["out_of_memory"] >= 1
