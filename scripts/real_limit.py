@@ -32,8 +32,6 @@ ENVIRONMENT: Mapping[str, str] = {
     # Each thread takes stack and buffers out of the limit, so their number must not depend on the machine.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # oneDNN keeps half a MiB of code for each new shape of an exact GELU, for up to 1 024 shapes.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4",
     # Fewer page faults, which are most of the time otherwise; no allocation is larger for it.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }

@@ -55,6 +55,7 @@ _PATTERNS: tuple[tuple[ErrorKind, str], ...] = (
     (ErrorKind.OOM, r"!handles_\.at\(i\) INTERNAL ASSERT FAILED"),  # expandable segments
     (ErrorKind.OOM, r"CUDA driver error: device not ready"),  # expandable segments
     (ErrorKind.OOM, r"out_of_memory: "),  # RMM
+    (ErrorKind.OOM, r"^std::bad_alloc$"),  # C++ in the libraries under torch, seen under a CPU cap
     (ErrorKind.KERNEL_LIMIT, r"invalid configuration argument"),  # a grid of more than 65 535 blocks
     (ErrorKind.KERNEL_LIMIT, r"canUse32BitIndexMath|too large for 32-bit index"),
     # The libraries say these of a failed allocation of their own, and of real faults too.

@@ -167,3 +167,9 @@ def test_a_tensor_is_freed_while_the_error_is_handled(no_collector: None) -> Non
     except RuntimeError as error:
         take(error)
         assert step.alive() == []
+
+
+def test_a_failed_allocation_in_c_plus_plus_is_out_of_memory() -> None:
+    # Seen of BERT with eager attention under a CPU cap; torch passes it on as it is.
+    assert classify(RuntimeError("std::bad_alloc")) is ErrorKind.OOM
+    assert classify(ValueError("std::bad_alloc")) is ErrorKind.OTHER
