@@ -14,12 +14,10 @@ from budgetdb.devices.base import Device
 from budgetdb.devices.choose import choose_device
 from budgetdb.errors import UsageError
 from budgetdb.models.attention import check_attention_name
+from budgetdb.models.facts import display_name
 from budgetdb.models.spec import ModelSpec
 from budgetdb.settings import read_settings
 from budgetdb.workloads.base import parse_workload
-
-# Directories whose name says nothing of the model in them.
-_GENERAL_DIRECTORIES = {"model", "models", "checkpoint", "final", "output", "weights"}
 
 
 def open_session(model: Any, *, device: str | None, workload: str, build: Mapping[str, Any] | None = None) -> Session:
@@ -68,18 +66,7 @@ def _worker_session(model: str, *, device: str | None, workload: str, build: Map
         spec,
         device=str(chosen.torch_device),
         workload=parse_workload(workload).key(),
-        name=_display_name(model),
+        name=display_name(model),
         environment=chosen.worker_environment,
         probe_timeout_s=read_settings().probe_timeout_s,
     )
-
-
-def _display_name(model: str) -> str:
-    """What to call a model: its directory's name, or its name on the hub."""
-    path = Path(model)
-    if not path.exists():
-        return model
-    path = path.resolve()
-    directory = path if path.is_dir() else path.parent
-    general = directory.name.lower() in _GENERAL_DIRECTORIES
-    return f"{directory.parent.name}/{directory.name}" if general else directory.name

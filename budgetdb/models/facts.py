@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 UNLIMITED_TYPES = frozenset(
     {"bloom", "longt5", "mpt", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5", "xlnet"}
 )
+# Directories whose name says nothing of the model in them.
+GENERAL_DIRECTORIES = frozenset({"model", "models", "checkpoint", "final", "output", "weights"})
 
 
 def describe(model: Any, *, name: str | None = None) -> ModelFacts:
@@ -85,8 +88,22 @@ def max_positions(model: Any) -> int | None:
     return positions
 
 
+def display_name(source: str) -> str:
+    """What to call a model for people: its directory's name, not the path to it, or its name on the hub."""
+    path = Path(source)
+    if not path.exists():
+        return source
+    path = path.resolve()
+    directory = path if path.is_dir() else path.parent
+    general = directory.name.lower() in GENERAL_DIRECTORIES
+    return f"{directory.parent.name}/{directory.name}" if general else directory.name
+
+
 def _own_name(model: Any, config: PretrainedConfig | None) -> str:
-    return getattr(config, "_name_or_path", "") or getattr(model, "__qualname__", type(unwrapped(model)).__qualname__)
+    loaded_from = getattr(config, "_name_or_path", "")
+    if loaded_from:
+        return display_name(loaded_from)
+    return str(getattr(model, "__qualname__", type(unwrapped(model)).__qualname__))
 
 
 def _tensors(model: Any) -> Iterator[torch.Tensor]:

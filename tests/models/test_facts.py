@@ -169,3 +169,10 @@ def test_a_function_is_described_with_the_modules_it_runs() -> None:
         facts = describe(function)
         assert (facts.vocab_size, facts.dtype) == (50, "float32")
         assert facts.resident_bytes == describe(network).resident_bytes
+
+
+def test_a_model_loaded_from_a_directory_is_called_by_its_name_not_its_path(tmp_path: Path) -> None:
+    directory = tmp_path / "my-encoder"
+    model = AutoModel.from_config(tiny_config("bert"))
+    model.save_pretrained(directory)
+    assert describe(type(model).from_pretrained(directory)).name == "my-encoder"
