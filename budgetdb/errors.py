@@ -7,8 +7,10 @@
     │   ├── UnknownNameError          no plugin or choice of that name   (LookupError)
     │   └── LengthsError              the lengths given make no sense
     ├── ModelError                    a model can't be loaded            (RuntimeError)
-    │   └── ModelNotFoundError        nothing there under that name      (FileNotFoundError)
+    │   ├── ModelNotFoundError        nothing there under that name      (FileNotFoundError)
+    │   └── UntraceableError          its step can't run on fake tensors
     ├── DeviceError                   the device is absent or unusable   (RuntimeError)
+    │   └── SimulatedOutOfMemoryError a simulated device has no room left
     ├── CalibrationError              a calibration ended without result (RuntimeError)
     │   ├── DoesNotFitError           not even the smallest batch fits
     │   ├── BelowFloorError           the budget found is under the floor asked for
@@ -96,10 +98,35 @@ class ModelNotFoundError(ModelError, FileNotFoundError):
         return str(self.args[0])
 
 
+class UntraceableError(ModelError):
+    """A model's step can't run on fake tensors: a kernel of its own, or control flow that depends on data."""
+
+
 class DeviceError(BudgetDBError, RuntimeError):
     """The device asked for is not on this machine, or can't do what was asked of it."""
 
     exit_code = 5
+
+
+class SimulatedOutOfMemoryError(DeviceError):
+    """A simulated allocator can't serve a request within its limit, its cache given back.
+
+    Attributes:
+        requested_bytes: what was asked for.
+        allocated_bytes: bytes in blocks given out.
+        reserved_bytes: bytes taken from the simulated device.
+        limit_bytes: most that may be taken.
+    """
+
+    def __init__(self, *, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"a request of {requested_bytes:,} bytes does not fit a simulated device of {limit_bytes:,} bytes, "
+            f"{allocated_bytes:,} of them allocated and {reserved_bytes - allocated_bytes:,} reserved but unallocated",
+            next_step="Lower the batch size or raise the limit; if much is reserved but unallocated, simulate with "
+            "`expandable_segments:True`",
+        )
+        self.requested_bytes, self.allocated_bytes = requested_bytes, allocated_bytes
+        self.reserved_bytes, self.limit_bytes = reserved_bytes, limit_bytes
 
 
 class CalibrationError(BudgetDBError, RuntimeError):

@@ -4,7 +4,7 @@ Four registries, one for each extension point: `COSTS`, `DEVICES`, `WORKLOADS` a
 implementation to the name of the cost model that describes it). Another package adds to one by a decorator::
 
     @budgetdb.plugins.COSTS.register("ring")
-    class RingCost(CostModel): ...
+    class RingCost(FittedCost): ...
 
 or, without being imported first, by an entry point of the registry's group name::
 
@@ -195,6 +195,8 @@ COSTS = Registry(
     kind="cost model",
     base="budgetdb.costs.base:CostModel",
     builtin={
+        "calibrated": "budgetdb.costs.calibrated:CalibratedCost",
+        "exact": "budgetdb.costs.exact:ExactCost",
         "linear": "budgetdb.costs.linear:LinearCost",
         "quadratic": "budgetdb.costs.quadratic:QuadraticCost",
     },

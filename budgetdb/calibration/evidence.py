@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from budgetdb.costs.base import CostModel
+from budgetdb.costs.base import CostModel, Fitter
 from budgetdb.profiles import Outcome, Probe
 
 # Peak that a failed batch is given, as a share of what was usable, where the peaks measured would let it through.
@@ -66,7 +66,7 @@ class Evidence:
 
 
 @lru_cache(maxsize=64)
-def fit_cost(cost: type[CostModel], evidence: Evidence) -> CostModel:
+def fit_cost(cost: Fitter, evidence: Evidence) -> CostModel:
     """The cost model of kind `cost` above every peak measured, and above the limit at every failure.
 
     A failure says that the peak is more than what was usable. Where the model fitted to the peaks alone would let the

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from budgetdb.calibration.evidence import Evidence, fit_cost
-from budgetdb.costs.base import CostModel
+from budgetdb.costs.base import CostModel, Fitter
 from budgetdb.costs.forms import UNLIMITED
 from budgetdb.profiles import Caps, Outcome, Probe
 from budgetdb.shapes import Shape
@@ -44,7 +44,7 @@ class Planner:
     Attributes:
         lengths: padded lengths to settle.
         usable_bytes: the limit less the headroom.
-        cost: kind of cost model to fit along the way.
+        cost: fits a cost model along the way: a fitted kind, or a trace to scale.
         caps: limits that are not memory.
         pad_multiple: what lengths are multiples of, needed when the longest does not fit and is bisected.
         first_guess: a cost model from elsewhere (a trace, another profile) that takes the place of the first probes.
@@ -53,7 +53,7 @@ class Planner:
 
     lengths: Sequence[int]
     usable_bytes: int
-    cost: type[CostModel]
+    cost: Fitter
     caps: Caps = field(default_factory=Caps)
     pad_multiple: int = 1
     first_guess: CostModel | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from budgetdb.calibration.evidence import Evidence, fit_cost
 from budgetdb.calibration.planner import Planner, tokens_in_time
-from budgetdb.costs.base import CostModel
+from budgetdb.costs.base import CostModel, Fitter
 from budgetdb.costs.frontier import Solved, solve
 from budgetdb.errors import CalibrationTimeoutError, DoesNotFitError, UsageError
 from budgetdb.plugins import COSTS
@@ -42,7 +42,7 @@ def search(
     probe: ProbeFunction,
     *,
     lengths: Sequence[int],
-    cost: type[CostModel] | str,
+    cost: Fitter | str,
     limit_bytes: int,
     headroom_bytes: int = 0,
     first_guess: CostModel | None = None,
@@ -57,7 +57,7 @@ def search(
     Args:
         probe: runs one step at a shape and says what it took, or that it ran out of memory.
         lengths: padded lengths to settle; the frontier in between comes from the cost model.
-        cost: kind of cost model to fit, by class or by name.
+        cost: kind of cost model to fit, by class or by name, or a trace to scale.
         limit_bytes: what the process may use.
         headroom_bytes: taken off the limit.
         first_guess: a cost model from elsewhere to start from.

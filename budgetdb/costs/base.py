@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from budgetdb.profiles import CostParameter, CostRecord, Probe
 from budgetdb.shapes import Shape
@@ -21,24 +21,14 @@ class CostModel(ABC):
 
     - it is immutable, and the same parameters give the same answers in any process;
     - it never falls when rows or length grow;
-    - `fit` errs on the safe side: for each probe that fitted, `peak_bytes(probe.shape) >= probe.peak_bytes`;
     - `max_batch_size` is the exact inverse: the largest k with `peak_bytes(Shape(k, length)) <= limit_bytes`, 0 if
       there is none;
     - `from_parameters(model.parameters())` is an equal model, and the parameters are finite.
 
-    Authors run `budgetdb.testing.costs.check_cost_model` against their class to see that it holds.
+    Where its coefficients come from is its kind's own affair: `FittedCost` for one that is fitted to probes alone.
     """
 
     kind: ClassVar[str]
-
-    @classmethod
-    @abstractmethod
-    def fit(cls, probes: Sequence[Probe]) -> Self:
-        """The model of this kind that lies on the safe side of every probe that fitted, as close as it can.
-
-        Raises:
-            ValueError: no probe fitted.
-        """
 
     @abstractmethod
     def peak_bytes(self, shape: Shape) -> int:
@@ -76,6 +66,40 @@ class CostModel(ABC):
     def record(self) -> CostRecord:
         """The model as a profile stores it."""
         return CostRecord(kind=self.kind, parameters=self.parameters())
+
+
+class FittedCost(CostModel):
+    """A cost model whose coefficients come from probes, and from nothing else.
+
+    Beside what every cost model promises, `fit` errs on the safe side: for each probe that fitted,
+    `peak_bytes(probe.shape) >= probe.peak_bytes`. Authors run `budgetdb.testing.costs.check_cost_model` against their
+    class to see that it all holds.
+    """
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, probes: Sequence[Probe]) -> Self:
+        """The model of this kind that lies on the safe side of every probe that fitted, as close as it can.
+
+        Raises:
+            ValueError: no probe fitted.
+        """
+
+
+class Fitter(Protocol):
+    """Whatever makes a cost model of probes: the class of a fitted kind, or a trace to be scaled by them.
+
+    Equal ones fit alike.
+    """
+
+    def __hash__(self) -> int: ...
+
+    def fit(self, probes: Sequence[Probe]) -> CostModel:
+        """The model on the safe side of every probe that fitted.
+
+        Raises:
+            ValueError: no probe fitted.
+        """
 
 
 def read_coefficients(parameters: Mapping[str, CostParameter], names: Sequence[str], *, kind: str) -> dict[str, float]:

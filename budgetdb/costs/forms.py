@@ -84,14 +84,26 @@ def smallest_max_batch_sizes(moments: Iterable[Moment], lengths: Iterable[int], 
     lengths_array = np.fromiter(lengths, dtype=np.float64)
     smallest = np.full(len(lengths_array), UNLIMITED, dtype=np.int64)
     for moment in moments:
+        constants = np.full(len(lengths_array), moment.constant)
         slopes = lengths_array * (moment.token + moment.square * lengths_array)
-        room = max(limit_bytes - moment.constant, -1.0)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            sizes = np.where(slopes > 0, room / slopes, UNLIMITED if room >= 0 else 0)
-        sizes = np.clip(np.floor(sizes), 0, UNLIMITED).astype(np.int64)
-        over = (np.ceil(moment.constant + sizes * slopes) > limit_bytes) & (sizes > 0)
-        under = (np.ceil(moment.constant + (sizes + 1) * slopes) <= limit_bytes) & (sizes < UNLIMITED)
-        for i in np.flatnonzero(over | under):  # the division rounded: rare
-            sizes[i] = moment.max_batch_size(int(lengths_array[i]), limit_bytes)
-        smallest = np.minimum(smallest, sizes)
+        smallest = np.minimum(smallest, rows_below(constants, slopes, limit_bytes))
     return smallest
+
+
+def rows_below(constants: NDArray[np.float64], slopes: NDArray[np.float64], limit_bytes: int) -> NDArray[np.int64]:
+    """For each straight line in the number of rows, `constant + k * slope` rounded up, the largest k within the limit.
+
+    All arrays have one shape; 0 where not even the constant fits, `UNLIMITED` where rows cost nothing.
+    """
+    import numpy as np
+
+    room = np.maximum(limit_bytes - constants, -1.0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        sizes = np.where(slopes > 0, room / slopes, np.where(room >= 0, UNLIMITED, 0))
+    sizes = np.clip(np.floor(sizes), 0, UNLIMITED).astype(np.int64)
+    over = (np.ceil(constants + sizes * slopes) > limit_bytes) & (sizes > 0)
+    under = (np.ceil(constants + (sizes + 1) * slopes) <= limit_bytes) & (sizes < UNLIMITED)
+    for i in np.flatnonzero(over | under):  # the division rounded: rare
+        # At one token per row a moment is just this line.
+        sizes[i] = Moment(float(constants[i]), float(slopes[i])).max_batch_size(1, limit_bytes)
+    return sizes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from typing_extensions import override
 
-from budgetdb.costs.base import CostModel, read_coefficients
+from budgetdb.costs.base import FittedCost, read_coefficients
 from budgetdb.costs.envelope import fit_envelope
 from budgetdb.costs.forms import Moment, smallest_max_batch_sizes
 from budgetdb.profiles import CostParameter, Probe
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class LinearCost(CostModel):
+class LinearCost(FittedCost):
     """One moment, `c + a·kL` bytes: nothing in the step grows with the square of the length.
 
     >>> LinearCost(c=1000, a=10).max_batch_size(length=50, limit_bytes=2500)

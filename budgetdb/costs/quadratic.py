@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from typing_extensions import override
 
-from budgetdb.costs.base import CostModel, read_coefficients
+from budgetdb.costs.base import FittedCost, read_coefficients
 from budgetdb.costs.envelope import fit_envelope
 from budgetdb.costs.forms import (
     Moment,
@@ -28,7 +28,7 @@ _ALL_PAIRS = 8
 _COEFFICIENTS = ("c", "a", "p", "b", "q")
 
 
-class QuadraticCost(CostModel):
+class QuadraticCost(FittedCost):
     """The larger of `c + a·kL + p·kL²` (the MLP, the head) and `c + b·kL + q·kL²` (attention).
 
     A single polynomial through both under-predicts eager attention by up to 48 % (TRACING 6). The first moment has a

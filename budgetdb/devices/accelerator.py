@@ -24,7 +24,8 @@ _INT32_ELEMENTS = 2**31 - 1
 # takes 32 MiB on compute capability 9.0, TRACING 2) with room for one more 20 MiB segment of the allocator.
 _HEADROOM_SHARE = 0.01
 _HEADROOM_BYTES = (64 * _MIB, 1024 * _MIB)
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# In the order in which torch 2.13 looks: c10::CachingAllocator::AcceleratorAllocatorConfig.
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class AcceleratorDevice(Device):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from budgetdb.costs.base import CostModel
+from budgetdb.costs.base import CostModel, FittedCost
 from budgetdb.costs.forms import UNLIMITED
 from budgetdb.profiles import CostRecord, Outcome, Probe
 from budgetdb.shapes import Shape
@@ -22,7 +22,7 @@ _ROWS = (0, 1, 2, 3, 17, 256, 65_537, 10**6)
 _MIB = 2**20
 
 
-def check_cost_model(cost: type[CostModel], *, cases: int = 40, seed: int = 0) -> None:
+def check_cost_model(cost: type[FittedCost], *, cases: int = 40, seed: int = 0) -> None:
     """Hold a kind of cost model to every promise of `CostModel`, over generated probes.
 
     >>> from budgetdb.costs.linear import LinearCost
@@ -47,7 +47,7 @@ def check_cost_model(cost: type[CostModel], *, cases: int = 40, seed: int = 0) -
         check_fitted(cost, random_probes(rng))
 
 
-def check_fitted(cost: type[CostModel], probes: Sequence[Probe]) -> None:
+def check_fitted(cost: type[FittedCost], probes: Sequence[Probe]) -> None:
     """Hold the model that `cost` fits to `probes`, at least one of which fitted, to every promise.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_vectorised(model: CostModel, lengths: Sequence[int], limit_bytes: int
     require(model.max_batch_sizes([], limit_bytes).shape == (0,), "max_batch_sizes of no lengths must be empty")
 
 
-def _check_stored(cost: type[CostModel], model: CostModel, lengths: Sequence[int]) -> None:
+def _check_stored(cost: type[FittedCost], model: CostModel, lengths: Sequence[int]) -> None:
     record = CostRecord.model_validate_json(model.record().model_dump_json())
     require(record.kind == cost.kind, f"the record of a {cost.kind} model is of kind {record.kind}")
     for parameters in (model.parameters(), json.loads(json.dumps(model.parameters())), record.parameters):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from budgetdb.costs.base import CostModel, read_coefficients
+from budgetdb.costs.base import FittedCost, read_coefficients
 from budgetdb.costs.envelope import fit_envelope
 from budgetdb.costs.forms import Moment
 from budgetdb.profiles import CostParameter, Probe
@@ -15,7 +15,7 @@ from budgetdb.shapes import Shape
 ATTENTION = "window"
 
 
-class WindowCost(CostModel):
+class WindowCost(FittedCost):
     """`c + kL·(a + q·min(L, 1024))`: quadratic in the length up to the window, linear beyond it."""
 
     kind: ClassVar[str] = "window"

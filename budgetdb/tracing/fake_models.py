@@ -1,0 +1,75 @@
+"""A model whose weights are fake: every module and attribute as it is, and no memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from budgetdb.models.anatomy import modules_behind
+
+
+@contextmanager
+def fake_model(model: Any, mode: FakeTensorMode, device: torch.device) -> Iterator[tuple[Any, list[torch.Tensor]]]:
+    """The model with its parameters and buffers as fake tensors on `device`, and the list of these.
+
+    A module is copied, so that nothing a trace leaves in it reaches the caller's; its weights are not. A function is
+    given as it is, and the modules it closes over hold fakes while the block runs.
+    """
+    if isinstance(model, nn.Module):
+        memo = _fakes_of([model], mode, device)
+        yield copy.deepcopy(model, dict(memo)), list(memo.values())
+        return
+    modules = list(modules_behind(model).values())
+    memo = _fakes_of(modules, mode, device)
+    with _replaced(modules, memo):
+        yield model, list(memo.values())
+
+
+def _fakes_of(modules: list[nn.Module], mode: FakeTensorMode, device: torch.device) -> dict[int, torch.Tensor]:
+    """A fake for each parameter and buffer, by the id of the real one: tied weights stay tied."""
+    fakes: dict[int, torch.Tensor] = {}
+    for root in modules:
+        for module in root.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None and id(tensor) not in fakes:
+                    fakes[id(tensor)] = _fake(tensor, mode, device)
+    return fakes
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    plain = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    fake = FakeTensor(mode, plain, device)
+    return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
+
+
+@contextmanager
+def _replaced(modules: list[nn.Module], memo: dict[int, torch.Tensor]) -> Iterator[None]:
+    """The modules' tensors replaced by their fakes; everything a step may have set on a module is put back."""
+    before = [
+        (module, dict(vars(module)), dict(module._parameters), dict(module._buffers))
+        for root in modules
+        for module in root.modules()
+    ]
+    try:
+        for module, _, parameters, buffers in before:
+            _put(module._parameters, {name: memo[id(real)] for name, real in parameters.items() if real is not None})
+            _put(module._buffers, {name: memo[id(real)] for name, real in buffers.items() if real is not None})
+        yield
+    finally:
+        for module, attributes, parameters, buffers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._parameters.clear()
+            module._buffers.clear()
+            _put(module._parameters, parameters)
+            _put(module._buffers, buffers)
+
+
+def _put(held: Any, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    held.update(tensors)

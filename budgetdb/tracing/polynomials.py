@@ -1,0 +1,121 @@
+"""From a few small traces to the peak at every shape.
+
+The size of every storage of a step is a polynomial in the number of rows k and their length L, with the terms 1, k, L,
+kL, L² and kL². Six traces give six equations for each event; the bytes alive after each event are sums of these, and
+the peak is the largest of the sums. What holds is checked on traces that were not used, to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetdb.costs.exact import Form
+from budgetdb.shapes import Shape
+from budgetdb.tracing.lifetimes import Moment, Trace
+
+Array = NDArray[np.float64]
+
+# Two numbers of rows and three lengths: enough for six terms, and every shape small.
+BASIS_ROWS = (2, 3)
+BASIS_LENGTHS = 3
+# Coefficients are whole bytes, or halves where something is as long as half a row.
+_PARTS = 2
+# Largest residual of a solved event, in bytes: rounding of the solution and nothing else.
+_RESIDUAL = 0.25
+# Where it is looked for which moments are ever the peak: up to a million rows, and lengths up to 2**17.
+_ROWS_SEEN = (1, 2, 3, *(2**i for i in range(2, 21)))
+_LENGTHS_SEEN = 160
+_LONGEST_SEEN = 2**17
+
+
+class NotPolynomialError(Exception):
+    """Traces don't line up, or their sizes are no polynomials; the message says which."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The moments that are the peak at some shape.
+
+    Attributes:
+        forms: their bytes, weights included.
+        moments: where each is.
+        held: coefficients of the bytes that the outputs of one step keep, as those of a form.
+    """
+
+    forms: tuple[Form, ...]
+    moments: tuple[Moment, ...]
+
+
+def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> Solved:
+    """The forms valid for lengths `first` to `last` (0 for no end), from traces at six shapes.
+
+    Raises:
+        NotPolynomialError: the traces' events don't line up, or a size fits no polynomial.
+    """
+    _check_aligned([trace for _, trace in traces])
+    terms = np.array([_terms(shape.batch_size, shape.length) for shape, _ in traces])
+    sizes = np.array([[event.nbytes for event in trace.events] for _, trace in traces], dtype=np.float64)
+    coefficients = np.round(np.linalg.solve(terms, sizes) * _PARTS) / _PARTS
+    residual = np.abs(terms @ coefficients - sizes)
+    if residual.max(initial=0.0) > _RESIDUAL:
+        worst = int(residual.max(axis=0).argmax())
+        raise NotPolynomialError(f"the bytes of {traces[0][1].moments[worst]} are no polynomial in rows and length")
+    alive = np.cumsum(coefficients.T, axis=0)
+    trace = traces[0][1]
+    births = [i for i, event in enumerate(trace.events) if event.nbytes > 0]
+    alive[:, 0] += trace.resident_bytes
+    winners = _winners(alive[births], first=max(first, 1), last=last)
+    forms = tuple(Form(float(first), float(last), *map(float, alive[births[i]])) for i in winners)
+    return Solved(forms, tuple(trace.moments[births[i]] for i in winners))
+
+
+def signature(trace: Trace) -> int:
+    """Equal for traces whose events line up: the same operations make and free the same storages in the same order."""
+    return hash(tuple(_outline(trace)))
+
+
+def _outline(trace: Trace) -> Iterable[tuple[int, bool, str]]:
+    return (
+        (event.storage, event.nbytes > 0, moment.operation)
+        for event, moment in zip(trace.events, trace.moments, strict=True)
+    )
+
+
+def _check_aligned(traces: Sequence[Trace]) -> None:
+    if len({len(trace.events) for trace in traces}) > 1:
+        counts = sorted({len(trace.events) for trace in traces})
+        raise NotPolynomialError(f"the number of allocations changes with the shape ({counts[0]} to {counts[-1]})")
+    if len(set(map(signature, traces))) > 1:
+        raise NotPolynomialError("the order of allocations changes with the shape")
+
+
+def _terms(rows: float, length: float) -> list[float]:
+    return [1.0, rows, length, rows * length, length**2, rows * length**2]
+
+
+def _winners(alive: Array, *, first: int, last: int) -> list[int]:
+    """Rows of `alive`, coefficients of bytes after each event, that are the largest at some shape."""
+    candidates = _not_dominated(alive)
+    longest = min(last or _LONGEST_SEEN, _LONGEST_SEEN)
+    lengths = np.unique(np.geomspace(first, max(longest, first), _LENGTHS_SEEN).round())
+    shapes = np.array([_terms(rows, float(length)) for rows in _ROWS_SEEN for length in lengths])
+    largest = (shapes @ alive[candidates].T).argmax(axis=1)
+    return [candidates[i] for i in sorted(set(largest.tolist()))]
+
+
+def _not_dominated(alive: Array) -> list[int]:
+    """Rows that no other row matches or exceeds in every coefficient; of equal ones the first."""
+    _, firsts = np.unique(alive, axis=0, return_index=True)
+    kept: list[int] = []
+    # The largest sums first: what dominates a row comes before it.
+    for i in sorted(firsts.tolist(), key=lambda i: (-alive[i].sum(), i)):
+        if not (alive[kept] >= alive[i]).all(axis=1).any():
+            kept.append(i)
+    return sorted(kept)
+
+
+TraceAt = Callable[[Shape], Trace]

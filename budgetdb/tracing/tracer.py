@@ -1,0 +1,157 @@
+"""Run a step on fake tensors, and see what it allocates."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers.utils import import_utils
+
+from budgetdb.errors import UntraceableError
+from budgetdb.models.facts import resident_bytes
+from budgetdb.models.quiet import quiet_transformers
+from budgetdb.shapes import Shape
+from budgetdb.tracing.fake_models import fake_model
+from budgetdb.tracing.lifetimes import Trace
+from budgetdb.tracing.steps import Steps
+from budgetdb.tracing.targets import Target
+from budgetdb.tracing.tracker import LifetimeTracker
+from budgetdb.tracing.values import give_value
+from budgetdb.workloads.base import Workload
+from budgetdb.workloads.held import held_bytes
+
+
+class Tracer:
+    """Traces steps of one model doing one workload, as a target device would run them.
+
+    The step runs as the prober runs it: twice in a row, on the workload's own inputs, with outputs held as the loop
+    holds them. Nothing is computed but what the model asks of its mask and positions, and no memory is taken, whatever
+    the model's size. The model itself is left as it is.
+
+    Args:
+        model: a live model, one outlined on `meta`, or any callable that runs on tensors.
+        workload: the kind of step.
+        target: the device to trace for.
+    """
+
+    def __init__(self, model: Any, workload: Workload, target: Target) -> None:
+        self._real, self._workload, self._target = _plain(model), workload, target
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._stack = ExitStack()
+        self._repeats = False
+        self.resident_bytes = resident_bytes(model)
+
+    def __enter__(self) -> Self:
+        try:
+            self._model, self._weights = self._stack.enter_context(
+                fake_model(self._real, self._mode, self._target.torch_device)
+            )
+        except Exception as error:
+            raise self._untraceable(error, module="") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def trace(self, shape: Shape) -> Trace:
+        """What a step at `shape` allocates.
+
+        Raises:
+            UntraceableError: the model can't run on fake tensors; it says where and why.
+            UsageError: the workload does not suit the model.
+        """
+        inputs = self._workload.inputs(self._real, shape, torch.device("cpu"))
+        tracker = LifetimeTracker(self._target.torch_device.type, resident=self._weights, model=self._model)
+        with _no_collector(), quiet_transformers(), _as_if_real(), self._mode, self._target.kernels(), tracker:
+            fakes = {name: self._fake_input(tensor, tracker) for name, tensor in inputs.items()}
+            try:
+                steps, held = self._run(fakes, tracker)
+            except Exception as error:
+                raise self._untraceable(error, module=tracker.module) from error
+        return Trace(
+            resident_bytes=self.resident_bytes,
+            events=tuple(steps.events),
+            moments=tuple(steps.moments),
+            held_bytes=held,
+        )
+
+    def _run(self, inputs: dict[str, torch.Tensor], tracker: LifetimeTracker) -> tuple[Steps, int]:
+        """Two steps, outputs held as the loop holds them, and the bytes that one step's outputs keep.
+
+        The first trace runs both; when the second step was the first one over again, later traces run one.
+        """
+        batch = len(tracker.events)
+        outputs: object = self._workload.step(self._model, inputs)
+        held, once = held_bytes(outputs), Steps(list(tracker.events), list(tracker.moments))
+        twice = once.repeated(batch, hold=self._workload.hold)
+        if self._repeats:
+            return twice, held
+        everything = [outputs] if self._workload.hold == "all" else []
+        if self._workload.hold == "none":
+            outputs = None
+        outputs = self._workload.step(self._model, inputs)
+        really = Steps(list(tracker.events), list(tracker.moments))
+        self._repeats = twice.is_like(really)
+        del everything
+        return (twice if self._repeats else really), held
+
+    def _fake_input(self, tensor: torch.Tensor, tracker: LifetimeTracker) -> torch.Tensor:
+        plain = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        fake = FakeTensor(self._mode, plain, self._target.torch_device)
+        tracker.see(fake, "inputs")
+        return give_value(fake, tensor)
+
+    def _untraceable(self, error: Exception, *, module: str) -> Exception:
+        name = type(self._real).__name__ if isinstance(self._real, nn.Module) else str(self._real)
+        where = f"{name}.{module}" if module else name
+        reason = " ".join(str(error).split())[:300] or "no message"
+        return UntraceableError(
+            f"{where} can't be traced ({type(error).__name__}: {reason})",
+            next_step="Calibrate on the device itself: it falls back to small probes",
+        )
+
+
+def _plain(model: Any) -> Any:
+    """The model inside what torch.compile and data parallelism wrap around it; adapters stay."""
+    while hasattr(model, "_orig_mod") or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """No cyclic garbage collection inside, so that a trace is the same each time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _as_if_real() -> Iterator[None]:
+    """Fake tensors pass for real ones with transformers, and torch's notes on them stay unsaid.
+
+    Told that a tensor is fake, transformers no longer looks at the mask and builds one where it would do without
+    (`import_utils.is_tracing`). Here the mask has values to look at.
+    """
+    fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+    level, is_fake = fake_log.level, import_utils.is_fake_tensor
+    fake_log.setLevel(logging.CRITICAL)
+    import_utils.is_fake_tensor = lambda tensor: False  # noqa: ARG005 (transformers' own signature)
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = is_fake
+        fake_log.setLevel(level)
