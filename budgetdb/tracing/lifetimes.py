@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -45,14 +45,16 @@ class Trace:
         events: births and deaths, the batch's own tensors first.
         moments: where each event happened, `moments[i]` for `events[i]`.
         held_bytes: what the outputs of one step keep alive.
-        notes: what was assumed along the way, for people.
+        batch_length: how many of the events are the births of the batch's own tensors.
+        step_length: how many are these and the first step's; the others are that step again.
     """
 
     resident_bytes: int
     events: Sequence[Event]
     moments: Sequence[Moment]
     held_bytes: int = 0
-    notes: tuple[str, ...] = field(default=())
+    batch_length: int = 0
+    step_length: int = 0
 
     @cached_property
     def _peak_at(self) -> tuple[int, int]:
@@ -62,6 +64,11 @@ class Trace:
             return 0, -1
         at = max(range(len(live)), key=live.__getitem__)
         return max(live[at], 0), at
+
+    @property
+    def step_events(self) -> Sequence[Event]:
+        """The events of one step and its batch; what it leaves alive are its outputs and the batch."""
+        return self.events[: self.step_length]
 
     @property
     def transient_bytes(self) -> int:

@@ -7,7 +7,7 @@ the peak is the largest of the sums. What holds is checked on traces that were n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from budgetdb.costs.exact import Form
 from budgetdb.shapes import Shape
-from budgetdb.tracing.lifetimes import Moment, Trace
+from budgetdb.tracing.lifetimes import Event, Moment, Trace
 
 Array = NDArray[np.float64]
 
@@ -37,17 +37,37 @@ class NotPolynomialError(Exception):
 
 
 @dataclass(frozen=True)
-class Solved:
-    """The moments that are the peak at some shape.
+class Script:
+    """The events of one step at any shape.
 
     Attributes:
-        forms: their bytes, weights included.
+        storages: number of the storage that each event is about.
+        coefficients: of the bytes of each event, shape `(events, 6)`: 1, k, L, kL, L², kL².
+    """
+
+    storages: tuple[int, ...]
+    coefficients: Array
+
+    def at(self, shape: Shape) -> list[Event]:
+        """What happens in a step at `shape`; where the bytes come out as no whole number, they are rounded up."""
+        sizes = self.coefficients @ np.array(_terms(shape.batch_size, shape.length))
+        away = np.where(sizes < 0, np.floor(sizes), np.ceil(sizes)).astype(np.int64).tolist()
+        return [Event(storage, nbytes) for storage, nbytes in zip(self.storages, away, strict=True)]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What holds at every shape of a regime.
+
+    Attributes:
+        forms: the bytes at the moments that are the peak at some shape, weights included.
         moments: where each is.
-        held: coefficients of the bytes that the outputs of one step keep, as those of a form.
+        script: one step, to be replayed.
     """
 
     forms: tuple[Form, ...]
     moments: tuple[Moment, ...]
+    script: Script
 
 
 def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> Solved:
@@ -70,7 +90,12 @@ def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> So
     alive[:, 0] += trace.resident_bytes
     winners = _winners(alive[births], first=max(first, 1), last=last)
     forms = tuple(Form(float(first), float(last), *map(float, alive[births[i]])) for i in winners)
-    return Solved(forms, tuple(trace.moments[births[i]] for i in winners))
+    step = slice(trace.step_length)
+    return Solved(
+        forms=forms,
+        moments=tuple(trace.moments[births[i]] for i in winners),
+        script=Script(tuple(event.storage for event in trace.events[step]), coefficients.T[step]),
+    )
 
 
 def signature(trace: Trace) -> int:
@@ -116,6 +141,3 @@ def _not_dominated(alive: Array) -> list[int]:
         if not (alive[kept] >= alive[i]).all(axis=1).any():
             kept.append(i)
     return sorted(kept)
-
-
-TraceAt = Callable[[Shape], Trace]

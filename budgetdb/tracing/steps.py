@@ -22,8 +22,8 @@ class Steps:
         step, moments = self.events[batch:], self.moments[batch:]
         births = sum(event.nbytes > 0 for event in self.events)
         inputs = {event.storage for event in self.events[:batch]}
-        # What a step leaves is what it returned; the batch's own tensors stay with the batch.
-        freed = [Event(storage, -nbytes) for storage, nbytes in self._left().items() if storage not in inputs]
+        # What a step leaves is what it returned.
+        freed = [Event(storage, -nbytes) for storage, nbytes in self.left(batch).items()]
         places = [Moment("", "free")] * len(freed)
         again = [
             event if event.storage in inputs else Event(event.storage + births - batch, event.nbytes) for event in step
@@ -38,10 +38,10 @@ class Steps:
         """Whether both allocate and free the same bytes at the same places, in the same order."""
         return _pattern(self.events) == _pattern(other.events)
 
-    def _left(self) -> dict[int, int]:
-        """The bytes of each storage that is alive at the end."""
+    def left(self, batch: int) -> dict[int, int]:
+        """The bytes of each storage that is alive at the end, but for the batch's, which the first events made."""
         left: dict[int, int] = {}
-        for event in self.events:
+        for event in self.events[batch:]:
             if event.nbytes > 0:
                 left[event.storage] = event.nbytes
             else:

@@ -12,8 +12,8 @@ from budgetdb.costs.exact import ExactCost, Form
 from budgetdb.costs.quadratic import QuadraticCost
 from budgetdb.profiles import Outcome, Probe
 from budgetdb.shapes import Shape
-from budgetdb.tracing.lifetimes import Moment, Trace
-from budgetdb.tracing.polynomials import NotPolynomialError, signature, solve
+from budgetdb.tracing.lifetimes import Event, Moment, Trace
+from budgetdb.tracing.polynomials import NotPolynomialError, Script, Solved, signature, solve
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _ALIGNED = 8
 _ROWS = (2, 3)
 # Three lengths are solved for, the last two this far above the first; one more is checked.
 _SPACING = (0, 16, 48)
-_CHECKED = 80
+_CHECKED = 72
 # Windows and chunks change the sequence once or twice; what changes it more often is a loop over the tokens.
 _MOST_REGIMES = 4
 _SHORTEST = 16
@@ -44,6 +44,7 @@ class TracedCost:
         moments: for each form of an exact model, where in the step it is the peak.
         held_per_token: bytes for each token of a batch that the outputs of one step keep.
         traces: how many were made.
+        scripts: for an exact model one step's events, and the lengths `range(first, last + 1)` they hold for.
     """
 
     cost: CostModel
@@ -54,6 +55,15 @@ class TracedCost:
     moments: tuple[tuple[Form, Moment], ...]
     held_per_token: float
     traces: int
+    scripts: tuple[tuple[range, Script], ...]
+    _trace_at: TraceAt
+
+    def step(self, shape: Shape) -> list[Event]:
+        """The events of one step at `shape` and its batch, for an allocator; traced anew where they follow no rule."""
+        for lengths, script in self.scripts:
+            if shape.length in lengths:
+                return script.at(shape)
+        return list(self._trace_at(shape).step_events)
 
 
 def traced_cost(trace_at: TraceAt, *, longest: int, pad_multiple: int = 1) -> TracedCost:
@@ -70,10 +80,11 @@ def traced_cost(trace_at: TraceAt, *, longest: int, pad_multiple: int = 1) -> Tr
     held = first.held_bytes / (_ROWS[0] * min(_SHORTEST, longest))
     try:
         solved = list(_solve_everywhere(traces, longest=longest, pad_multiple=pad_multiple))
-        cost: CostModel = ExactCost(dict.fromkeys(form for form, _ in solved))
+        moments = {form: moment for _, one in solved for form, moment in zip(one.forms, one.moments, strict=True)}
+        cost: CostModel = ExactCost(moments)
         reason, error = None, 0.0
     except (NotPolynomialError, ValueError) as failure:
-        solved, reason = [], str(failure)
+        solved, moments, reason = [], {}, str(failure)
         _log.info("the cost model is fitted to traces: %s", reason)
         cost, error = _fit(traces, longest=longest, pad_multiple=pad_multiple)
     return TracedCost(
@@ -82,9 +93,11 @@ def traced_cost(trace_at: TraceAt, *, longest: int, pad_multiple: int = 1) -> Tr
         reason=reason,
         error=error,
         resident_bytes=first.resident_bytes,
-        moments=tuple(dict(solved).items()),
+        moments=tuple(moments.items()),
         held_per_token=held,
         traces=len(traces),
+        scripts=tuple((lengths, one.script) for lengths, one in solved),
+        _trace_at=trace_at,
     )
 
 
@@ -106,27 +119,27 @@ class _Traces:
         return len(self._made)
 
 
-def _solve_everywhere(traces: _Traces, *, longest: int, pad_multiple: int) -> Iterator[tuple[Form, Moment]]:
-    """The forms for lengths that are multiples of 8, and for all others where there are such."""
-    yield from _solve_class(traces, range(_SHORTEST, longest + 1, _ALIGNED), step=_ALIGNED)
+def _solve_everywhere(traces: _Traces, *, longest: int, pad_multiple: int) -> Iterator[tuple[range, Solved]]:
+    """What holds for lengths that are multiples of 8, and for all others where there are such."""
+    yield from _solve_class(traces, range(_SHORTEST, longest + 1, _ALIGNED))
     if pad_multiple % _ALIGNED:
         # Of all remainders 1 is padded the most; where the sequence changes is looked for at every odd length.
-        yield from _solve_class(traces, range(_SHORTEST + 1, longest + 1, 2), step=_ALIGNED)
+        for lengths, solved in _solve_class(traces, range(_SHORTEST + 1, longest + 1, 2)):
+            yield range(lengths[0], lengths[-1] + 1, _ALIGNED), solved
 
 
-def _solve_class(traces: _Traces, lengths: Sequence[int], *, step: int) -> Iterator[tuple[Form, Moment]]:
+def _solve_class(traces: _Traces, lengths: range) -> Iterator[tuple[range, Solved]]:
     if not lengths:
         raise NotPolynomialError("no length is long enough to solve for")
-    spacing = lengths[1] - lengths[0] if len(lengths) > 1 else 1
     regimes = list(_regimes(traces, lengths))
     for number, regime in enumerate(regimes):
         # Between the last length seen of one regime and the first of the next, both hold.
         first = 1 if number == 0 else regimes[number - 1][-1] + 1
-        last = 0 if number == len(regimes) - 1 else regime[-1] + spacing - 1
-        yield from _solve_regime(traces, regime, step=step, first=first, last=last)
+        last = 0 if number == len(regimes) - 1 else regime[-1] + lengths.step - 1
+        yield regime, _solve_regime(traces, regime, first=first, last=last)
 
 
-def _regimes(traces: _Traces, lengths: Sequence[int]) -> Iterator[Sequence[int]]:
+def _regimes(traces: _Traces, lengths: range) -> Iterator[range]:
     """`lengths` in runs over which the events of a trace line up, found by bisection."""
     for _ in range(_MOST_REGIMES):
         here = traces.signature(lengths[0])
@@ -145,33 +158,41 @@ def _regimes(traces: _Traces, lengths: Sequence[int]) -> Iterator[Sequence[int]]
     raise NotPolynomialError("the order of allocations changes with the length again and again")
 
 
-def _solve_regime(
-    traces: _Traces, lengths: Sequence[int], *, step: int, first: int, last: int
-) -> Iterator[tuple[Form, Moment]]:
+def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
     """Solve at six shapes, and check at others: one beyond them, one row of the longest, and many rows."""
-    start = lengths[0] + step * 2 if lengths[0] + step * 2 + _CHECKED <= lengths[-1] else lengths[0]
-    start = lengths[0] + -(-(start - lengths[0]) // step) * step
-    spacing = _SPACING if start + _SPACING[-1] <= lengths[-1] else (0, step, 2 * step)
-    if start + spacing[-1] > lengths[-1]:
-        raise NotPolynomialError(f"only lengths {lengths[0]} to {lengths[-1]} run as they do: too few to solve for")
+    start, spacing = _basis(lengths)
     shapes = [Shape(rows, start + more) for rows in _ROWS for more in spacing]
     solved = solve([(shape, traces.at(shape)) for shape in shapes], first=first, last=last)
     cost = ExactCost([form._replace(first=1.0) for form in solved.forms])
-    for shape in _checks(lengths, start=start, step=step):
+    for shape in _checks(lengths, start):
         difference = cost.peak_bytes(shape) - traces.at(shape).peak_bytes
         if difference:
             raise NotPolynomialError(f"the polynomials miss a trace of {shape} by {difference} bytes")
-    yield from zip(solved.forms, solved.moments, strict=True)
+    return solved
 
 
-def _checks(lengths: Sequence[int], *, start: int, step: int) -> list[Shape]:
+def _basis(lengths: range) -> tuple[int, Sequence[int]]:
+    """The shortest of three lengths to solve for, and how far each is above it: all of one remainder."""
+    for start, spacing in (
+        (lengths[0] + 2 * _ALIGNED, _SPACING),
+        (lengths[0], _SPACING),
+        (lengths[0], (0, _ALIGNED, 2 * _ALIGNED)),
+    ):
+        if start + spacing[-1] <= lengths[-1]:
+            return start, spacing
+    raise NotPolynomialError(f"only lengths {lengths[0]} to {lengths[-1]} run alike: too few to solve for")
+
+
+def _checks(lengths: range, start: int) -> list[Shape]:
     def nearest(length: int) -> int:
-        """The length of the same remainder as `start`, at most `length`, but within the regime."""
-        below = start + (min(length, lengths[-1]) - start) // step * step
-        return max(below, start)
+        """The longest length up to `length` that is in the regime and of the same remainder as `start`."""
+        return start + max(min(length, lengths[-1]) - start, 0) // _ALIGNED * _ALIGNED
 
-    longest = nearest(lengths[-1])
-    return [Shape(5, nearest(start + _CHECKED - step)), Shape(1, longest), Shape(64, nearest((start + longest) // 2))]
+    return [
+        Shape(5, nearest(start + _CHECKED)),
+        Shape(1, nearest(lengths[-1])),
+        Shape(64, nearest((start + lengths[-1]) // 2)),
+    ]
 
 
 def _fit(traces: _Traces, *, longest: int, pad_multiple: int) -> tuple[CostModel, float]:

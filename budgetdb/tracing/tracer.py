@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -39,13 +39,18 @@ class Tracer:
         model: a live model, one outlined on `meta`, or any callable that runs on tensors.
         workload: the kind of step.
         target: the device to trace for.
+        layers: for each path of a list of layers, how many of them to keep; all of them where it is not named.
     """
 
-    def __init__(self, model: Any, workload: Workload, target: Target) -> None:
+    def __init__(
+        self, model: Any, workload: Workload, target: Target, *, layers: Mapping[str, int] | None = None
+    ) -> None:
         self._real, self._workload, self._target = _plain(model), workload, target
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._stack = ExitStack()
+        self._layers = dict(layers or {})
         self._repeats = False
+        self.is_open = False
         self.resident_bytes = resident_bytes(model)
 
     def __enter__(self) -> Self:
@@ -55,12 +60,18 @@ class Tracer:
             )
         except Exception as error:
             raise self._untraceable(error, module="") from error
+        for path, count in self._layers.items():
+            parent, _, name = path.rpartition(".")
+            kept = list(self._model.get_submodule(path))[:count]
+            self._model.get_submodule(parent)._modules[name] = nn.ModuleList(kept)
+        self.is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+        self.is_open = False
 
     def trace(self, shape: Shape) -> Trace:
         """What a step at `shape` allocates.
@@ -74,7 +85,7 @@ class Tracer:
         with _no_collector(), quiet_transformers(), _as_if_real(), self._mode, self._target.kernels(), tracker:
             fakes = {name: self._fake_input(tensor, tracker) for name, tensor in inputs.items()}
             try:
-                steps, held = self._run(fakes, tracker)
+                steps, held, step_length = self._run(fakes, tracker)
             except Exception as error:
                 raise self._untraceable(error, module=tracker.module) from error
         return Trace(
@@ -82,10 +93,12 @@ class Tracer:
             events=tuple(steps.events),
             moments=tuple(steps.moments),
             held_bytes=held,
+            batch_length=sum(tensor.numel() > 0 for tensor in inputs.values()),
+            step_length=step_length,
         )
 
-    def _run(self, inputs: dict[str, torch.Tensor], tracker: LifetimeTracker) -> tuple[Steps, int]:
-        """Two steps, outputs held as the loop holds them, and the bytes that one step's outputs keep.
+    def _run(self, inputs: dict[str, torch.Tensor], tracker: LifetimeTracker) -> tuple[Steps, int, int]:
+        """Two steps, outputs held as the loop holds them; the bytes one step's outputs keep; the events of one step.
 
         The first trace runs both; when the second step was the first one over again, later traces run one.
         """
@@ -94,7 +107,7 @@ class Tracer:
         held, once = held_bytes(outputs), Steps(list(tracker.events), list(tracker.moments))
         twice = once.repeated(batch, hold=self._workload.hold)
         if self._repeats:
-            return twice, held
+            return twice, held, len(once.events)
         everything = [outputs] if self._workload.hold == "all" else []
         if self._workload.hold == "none":
             outputs = None
@@ -102,7 +115,7 @@ class Tracer:
         really = Steps(list(tracker.events), list(tracker.moments))
         self._repeats = twice.is_like(really)
         del everything
-        return (twice if self._repeats else really), held
+        return (twice if self._repeats else really), held, len(once.events)
 
     def _fake_input(self, tensor: torch.Tensor, tracker: LifetimeTracker) -> torch.Tensor:
         plain = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
