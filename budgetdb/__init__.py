@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from budgetdb.calibration.search import search
     from budgetdb.errors import BudgetDBError
     from budgetdb.lookup import calibrate, calibrate_token_budget, find_profile, make_batch_sampler
+    from budgetdb.prediction import predict
     from budgetdb.profiles import Profile, ProfileKey
     from budgetdb.sampling.sampler import ProfileBatchSampler, TokenBudgetBatchSampler
     from budgetdb.shapes import Shape, padded_length
@@ -30,6 +31,7 @@ __all__ = [
     "find_profile",
     "make_batch_sampler",
     "padded_length",
+    "predict",
     "search",
 ]
 
@@ -46,6 +48,7 @@ _HOME = {
     "find_profile": "budgetdb.lookup",
     "make_batch_sampler": "budgetdb.lookup",
     "padded_length": "budgetdb.shapes",
+    "predict": "budgetdb.prediction",
     "search": "budgetdb.calibration.search",
 }
 

@@ -11,7 +11,8 @@ from budgetdb.calibration.session import Session
 from budgetdb.calibration.subject import Subject
 from budgetdb.costs.frontier import solve_profile
 from budgetdb.errors import DoesNotFitError, StoreError
-from budgetdb.profiles import Environment, Probe, Profile, ProfileKey
+from budgetdb.prediction import guess_for
+from budgetdb.profiles import Environment, Probe, Profile, ProfileKey, Provenance
 from budgetdb.settings import format_bytes
 from budgetdb.store.profile_store import ProfileStore
 
@@ -74,14 +75,18 @@ class Notebook:
             return otherwise
 
 
-def find_answer(subject: Subject, goal: Goal, notebook: Notebook) -> Profile | None:
+def find_answer(subject: Subject, goal: Goal, notebook: Notebook, *, accept_predicted: bool = False) -> Profile | None:
     """The stored profile that answers `goal`, solved for the goal's limit where that is smaller than its own.
+
+    A predicted one answers only where the caller accepts it: who would calibrate wants what was measured.
 
     Raises:
         DoesNotFitError: there is one, and none of its batches fits the goal's limit.
         StoreError: from a strict notebook.
     """
     profile = notebook.find(subject.key(goal.pad_multiple))
+    if profile is not None and profile.provenance is Provenance.PREDICTED and not accept_predicted:
+        return None
     if profile is None or not _reaches(profile, goal, subject) or not _has_room(profile, goal):
         return None
     if goal.memory_limit_bytes is None and goal.headroom_bytes in (None, profile.headroom_bytes):
@@ -111,6 +116,9 @@ def make_answer(
         known = [*(earlier.probes if earlier is not None and same_place else ())]
         known += notebook.unfinished_probes(key, subject.environment)
     with session:
+        guess = guess_for(session, subject, goal)
+        if guess is not None:
+            listen(CalibrationEvent("note", guess.note))
         profile = run_calibration(
             session,
             subject,
@@ -118,6 +126,7 @@ def make_answer(
             known=known,
             record=lambda probe: notebook.add_probe(key, subject.environment, probe),
             listen=listen,
+            guess=guess,
         )
     if notebook.publish(profile):
         listen(CalibrationEvent("stored", f"stored as {profile.id}"))

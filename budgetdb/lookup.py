@@ -24,6 +24,7 @@ from budgetdb.errors import (
     UsageError,
 )
 from budgetdb.plugins import WORKLOADS
+from budgetdb.prediction import predict_for
 from budgetdb.profiles import Profile
 from budgetdb.sampling.lengths import read_lengths
 from budgetdb.sampling.packing import padded_lengths
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 # Less free memory than this share of what a profile was made under is worth a warning; the rest is everyday life.
 _NOTABLY_LESS = 0.95
-ON_MISS = ("calibrate", "error")
+ON_MISS = ("calibrate", "error", "predict")
 
 
 def calibrate(
@@ -164,7 +165,7 @@ def make_batch_sampler(
         lengths: tokens of each sample, in the data set's order: a list, an array, a tensor, or a column of `datasets`.
         pad_multiple: what the collator rounds lengths up to.
         workload: kind of step that the evaluation loop runs.
-        on_miss: `calibrate`, or `error`.
+        on_miss: `calibrate`; `predict`, from a trace of the step and with a wider headroom; or `error`.
         max_length: settle for lengths up to this, where longer samples are to come later.
         device: the model's own device by default.
         extra_tokens_per_sample: tokens the model adds to every row by itself, such as a prompt's virtual tokens.
@@ -340,7 +341,7 @@ def _profile_for(
     _refuse_too_long(longest, goal, subject)
     place = _store_or_default(store)
     notebook = Notebook(place, strict=False)
-    known = find_answer(subject, goal, notebook)
+    known = find_answer(subject, goal, notebook, accept_predicted=on_miss != "calibrate")
     if known is not None:
         listen(CalibrationEvent("known", f"{known.model_name} is known as {known.id}: no forward pass was made"))
         return known
@@ -351,7 +352,23 @@ def _profile_for(
             f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location}",
             next_step='Run `budgetdb.calibrate(model)`, or pass on_miss="calibrate"',
         )
+    if on_miss == "predict":
+        return _predicted(model, goal, device=device, workload=workload, listen=listen)
     return make_answer(session, subject, goal, notebook=notebook, listen=listen)
+
+
+def _predicted(model: Any, goal: Goal, *, device: str | None, workload: str, listen: Listener) -> Profile:
+    """A profile from a trace of the live model, for this run only: the next one may as well be made from scratch."""
+    place = device_of(model, device)
+    profile = predict_for(model, place, goal, workload=parse_workload(workload)).profile
+    listen(
+        CalibrationEvent(
+            "note",
+            f"{profile.model_name} was not calibrated here: predicted from a trace, within {profile.error_bound:.0%} "
+            f"of what a step adds to the weights",
+        )
+    )
+    return profile
 
 
 def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:

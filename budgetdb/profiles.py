@@ -226,6 +226,8 @@ class Profile(_Record):
         bound: what decides at that length; `max_length` when a longer one was asked for than the model takes.
         token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`; so is
             `batch_size` never above `caps.rows`, where that is set.
+        error_bound: how far a predicted peak may be off, as a share of what a step adds to the weights; 0 where the
+            peaks were measured. The headroom covers it.
         flags: properties that a reader should know of, `mixture_of_experts` for one.
     """
 
@@ -246,6 +248,7 @@ class Profile(_Record):
     frontier: tuple[FrontierPoint, ...]
     probes: tuple[Probe, ...] = ()
     provenance: Provenance
+    error_bound: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     flags: tuple[Name, ...] = ()
     created_at: datetime
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from budgetdb.calibration.check import check_frontier
+from budgetdb.calibration.check import GUIDED_SHARES, SHARES, check_frontier
+from budgetdb.calibration.guess import Guess
 from budgetdb.calibration.planner import Planner
 from budgetdb.calibration.search import SearchResult, run_search
 from budgetdb.calibration.session import Ready, Session
@@ -106,11 +107,13 @@ def run_calibration(
     known: Sequence[Probe] = (),
     record: Callable[[Probe], None],
     listen: Listener,
+    guess: Guess | None = None,
 ) -> Profile:
     """Probe in `session` until the profile of `subject` is known.
 
-    Each probe is handed to `record` when it ends, before the next begins, so that an interrupted calibration can go
-    on from its `known` probes.
+    With a `guess` from a trace the probes only confirm and scale it; where they contradict it, or without one, the cost
+    model is fitted to probes alone. Each probe is handed to `record` when it ends, before the next begins, so that an
+    interrupted calibration can go on from its `known` probes.
 
     Raises:
         UsageError: the lengths asked for can't be.
@@ -131,14 +134,6 @@ def run_calibration(
         longest=longest, memory_limit_bytes=goal.memory_limit_bytes, headroom_bytes=goal.headroom_bytes
     )
     listen(CalibrationEvent("ready", _ready_message(ready), limit_bytes=ready.usable_bytes))
-    planner = Planner(
-        lengths=lengths_to_settle(longest, goal.pad_multiple),
-        usable_bytes=ready.usable_bytes,
-        cost=COSTS.get(cost_kind(subject.facts.attention)),
-        caps=subject.caps,
-        pad_multiple=goal.pad_multiple,
-        max_step_s=goal.max_step_s,
-    )
 
     def probe(shape: Shape, purpose: str = "search") -> Probe:
         done = session.probe(shape, purpose=purpose)
@@ -150,9 +145,44 @@ def run_calibration(
     usable = [earlier for earlier in known if still_counts(earlier, ready.usable_bytes)]
     if usable:
         listen(CalibrationEvent("resumed", f"{len(usable)} probes of an earlier calibration are used again"))
+    if guess is not None:
+        planner = _guided_planner(subject, goal, ready, longest=longest, guess=guess)
+        found = run_search(planner, probe, limit_bytes=ready.limit_bytes, known=usable, timeout_s=goal.timeout_s)
+        if guess.is_trusted(found.probes):
+            found = check_frontier(
+                planner,
+                found,
+                lambda shape: probe(shape, "check"),
+                limit_bytes=ready.limit_bytes,
+                shares=GUIDED_SHARES if guess.trace is not None else SHARES,
+            )
+        if guess.is_trusted(found.probes):
+            return _profile(subject, goal, ready, found)
+        listen(CalibrationEvent("note", "the trace and the probes disagree: the cost model is fitted to probes alone"))
+        usable = list(found.probes)
+    planner = _planner(subject, goal, ready, longest=longest)
     found = run_search(planner, probe, limit_bytes=ready.limit_bytes, known=usable, timeout_s=goal.timeout_s)
     found = check_frontier(planner, found, lambda shape: probe(shape, "check"), limit_bytes=ready.limit_bytes)
     return _profile(subject, goal, ready, found)
+
+
+def _guided_planner(subject: Subject, goal: Goal, ready: Ready, *, longest: int, guess: Guess) -> Planner:
+    planner = replace(_planner(subject, goal, ready, longest=longest), first_guess=guess.cost)
+    if guess.trace is None:
+        return planner
+    lengths = guess.lengths(longest, pad_multiple=goal.pad_multiple, usable_bytes=ready.usable_bytes)
+    return replace(planner, cost=guess.trace, lengths=lengths)
+
+
+def _planner(subject: Subject, goal: Goal, ready: Ready, *, longest: int) -> Planner:
+    return Planner(
+        lengths=lengths_to_settle(longest, goal.pad_multiple),
+        usable_bytes=ready.usable_bytes,
+        cost=COSTS.get(cost_kind(subject.facts.attention)),
+        caps=subject.caps,
+        pad_multiple=goal.pad_multiple,
+        max_step_s=goal.max_step_s,
+    )
 
 
 def cost_kind(attention: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from budgetdb.shapes import Shape, padded_length
 
 # Shares of the longest length that are run, the shortest length beside them: between the lengths that the search
 # settled, the cost model has only been drawn, not measured.
-_SHARES = (1.0, 0.75, 0.5, 0.25)
+SHARES = (1.0, 0.75, 0.5, 0.25)
+# A trace has measured what lies between: one batch beside those of the search tells whether it did.
+GUIDED_SHARES = (1.0, 0.5)
 # A batch counts as run when one of this share of its rows did.
 _NEARLY = 0.98
 # Each round shrinks what failed by a few percent or extends what turned out cheaper; more than two are rare.
@@ -23,7 +25,12 @@ _MAX_ROUNDS = 8
 
 
 def check_frontier(
-    planner: Planner, found: SearchResult, probe: Callable[[Shape], Probe], *, limit_bytes: int
+    planner: Planner,
+    found: SearchResult,
+    probe: Callable[[Shape], Probe],
+    *,
+    limit_bytes: int,
+    shares: Sequence[float] = SHARES,
 ) -> SearchResult:
     """Run the frontier's batches longest first, without cleaning in between, and refit with what they took.
 
@@ -31,7 +38,7 @@ def check_frontier(
     smaller frontier is run again. Batches that have run already, or one within tolerance of them, are not repeated.
     """
     for _ in range(_MAX_ROUNDS):
-        unverified = [shape for shape in _worst_shapes(planner, found) if not _has_run(shape, found.probes)]
+        unverified = [shape for shape in _worst_shapes(planner, found, shares) if not _has_run(shape, found.probes)]
         if found.expired or not unverified:
             break
         probes, expired = list(found.probes), False
@@ -46,9 +53,9 @@ def check_frontier(
     return found
 
 
-def _worst_shapes(planner: Planner, found: SearchResult) -> list[Shape]:
+def _worst_shapes(planner: Planner, found: SearchResult, shares: Sequence[float]) -> list[Shape]:
     longest = found.solved.max_length
-    lengths = {min(padded_length(int(share * longest), planner.pad_multiple), longest) for share in _SHARES}
+    lengths = {min(padded_length(int(share * longest), planner.pad_multiple), longest) for share in shares}
     lengths |= {min(planner.lengths)} if min(planner.lengths) <= longest else set()
     ordered = sorted(lengths, reverse=True)
     sizes = max_batch_sizes(

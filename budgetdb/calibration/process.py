@@ -17,7 +17,10 @@ from typing import IO, Any
 from budgetdb import errors
 from budgetdb.calibration.session import Ready, Session
 from budgetdb.calibration.subject import Subject
+from budgetdb.devices.base import Device
+from budgetdb.devices.choose import choose_device
 from budgetdb.errors import BudgetDBError, CalibrationTimeoutError, StepFailedError, WorkerError
+from budgetdb.models.load import outline_model
 from budgetdb.models.spec import ModelSpec
 from budgetdb.profiles import Outcome, Probe
 from budgetdb.shapes import Shape
@@ -58,6 +61,7 @@ class WorkerSession(Session):
         environment: Mapping[str, str],
         probe_timeout_s: float,
     ) -> None:
+        self._spec, self._device = spec, device
         self._identity = {
             "spec": spec.model_dump(mode="json"),
             "device": device,
@@ -74,6 +78,10 @@ class WorkerSession(Session):
         """What the worker would calibrate; it builds the model without memory."""
         reply = self._ask_surely({"op": "describe"})
         return Subject.model_validate_json(json.dumps(reply["subject"]))
+
+    def outline(self) -> tuple[Any, Device] | None:
+        """The model without memory, built in this process, so that the worker's memory is the step's alone."""
+        return outline_model(self._spec), choose_device(self._device)
 
     def prepare(self, *, longest: int, memory_limit_bytes: int | None, headroom_bytes: int | None) -> Ready:
         """Have the worker load the model and cap itself."""

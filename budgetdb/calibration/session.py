@@ -58,6 +58,14 @@ class Session(ABC):
         """What is to be calibrated; no step is run, and no weights are loaded for it."""
 
     @abstractmethod
+    def outline(self) -> tuple[Any, Device] | None:
+        """The model, live or without memory, and the device: what a trace needs; None where none should be made.
+
+        Raises:
+            ModelError: the model can't be outlined.
+        """
+
+    @abstractmethod
     def prepare(self, *, longest: int, memory_limit_bytes: int | None, headroom_bytes: int | None) -> Ready:
         """Load and warm up the model, read what is free, and hold the process to it.
 
@@ -101,6 +109,10 @@ class LocalSession(Session):
     def describe(self) -> Subject:
         """What the live model is."""
         return describe_subject(self._model, device=self._device, workload=self._workload, name=self._name)
+
+    def outline(self) -> tuple[Any, Device] | None:
+        """The live model; not on a CPU, where what a trace leaves in this process would be missing from the limit."""
+        return None if self._device.torch_device.type == "cpu" else (self._model, self._device)
 
     def prepare(self, *, longest: int, memory_limit_bytes: int | None, headroom_bytes: int | None) -> Ready:
         """Warm up and cap this process."""

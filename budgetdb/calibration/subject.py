@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 from pydantic import BaseModel, ConfigDict
 
-from budgetdb.devices.base import Device
+from budgetdb.devices.info import DeviceInfo
 from budgetdb.models.facts import describe
 from budgetdb.models.spec import ModelFacts
 from budgetdb.profiles import Caps, Environment, ProfileKey
 from budgetdb.workloads.base import Workload
+
+# Attention implementations that make a tensor of all scores; fused ones have none that could be too large.
+_WITH_SCORES = frozenset({"eager", "none"})
 
 
 class Subject(BaseModel):
@@ -47,9 +50,22 @@ class Subject(BaseModel):
         )
 
 
-def describe_subject(model: Any, *, device: Device, workload: Workload, name: str | None = None) -> Subject:
+class Described(Protocol):
+    """A device as far as a description of the subject asks: there, or only known."""
+
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+
+    def caps(self, *, heads: int | None, widest: int | None) -> Caps:
+        """Limits of its kernels."""
+
+
+def describe_subject(model: Any, *, device: Described, workload: Workload, name: str | None = None) -> Subject:
     """Describe a live model, or one without memory on the `meta` device, as it would run on `device`."""
     facts, info = describe(model, name=name), device.info()
+    caps = device.caps(heads=facts.heads, widest=facts.output_width)
+    if facts.attention not in _WITH_SCORES:
+        caps = caps.model_copy(update={"squares": None})
     return Subject(
         facts=facts,
         device_name=info.name,
@@ -65,5 +81,5 @@ def describe_subject(model: Any, *, device: Device, workload: Workload, name: st
             device_total_bytes=info.total_bytes,
         ),
         workload=workload.key(),
-        caps=device.caps(heads=facts.heads, widest=facts.output_width),
+        caps=caps,
     )

@@ -91,6 +91,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, object]]:
     if profile.flags:
         yield "flags", ", ".join(profile.flags)
     yield "provenance", profile.provenance.value
+    if profile.error_bound:
+        yield "error bound", f"{profile.error_bound:.0%} of what a step adds to the weights"
     yield "created", f"{minute(profile.created_at)} UTC"
 
 

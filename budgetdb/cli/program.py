@@ -14,6 +14,7 @@ from budgetdb.cli.db import db
 from budgetdb.cli.failures import as_one_line
 from budgetdb.cli.messages import messages_on_stderr
 from budgetdb.cli.plugins import plugins
+from budgetdb.cli.predict import predict
 from budgetdb.cli.show import show
 
 
@@ -33,11 +34,12 @@ class Program(click.Group):
 def program(debug: bool) -> None:  # `Program.invoke` reads it
     """Find once how many tokens a model takes in one step on a device, and remember it.
 
-    Start with `budgetdb calibrate MODEL`; `budgetdb show` lists what is known.
+    Start with `budgetdb calibrate MODEL`; `budgetdb show` lists what is known, and `budgetdb predict MODEL` does
+    without the device.
     """
 
 
-for command in (calibrate, show, db, plugins):
+for command in (calibrate, predict, show, db, plugins):
     program.add_command(command)
 
 

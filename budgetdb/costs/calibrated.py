@@ -87,9 +87,15 @@ class ScaledTrace:
         """A trace whose forms hold the weights."""
         return cls(tuple(form._replace(c=form.c - resident_bytes) for form in exact.forms), resident_bytes)
 
-    def unscaled(self) -> CalibratedCost:
-        """The trace as it is, where nothing was probed."""
-        return CalibratedCost(self.forms, c=float(self.resident_bytes))
+    def unscaled(self, *, beside_bytes: int = 0) -> CalibratedCost:
+        """The trace as it is, where nothing was probed, with `beside_bytes` for what libraries keep."""
+        return CalibratedCost(self.forms, c=float(self.resident_bytes + beside_bytes))
+
+    def deciding(self, batch_size: int, length: int) -> int:
+        """Number of the form that is the largest at a shape."""
+        lines = [form.line(length) for form in self.forms]
+        peaks = [-1.0 if line is None else line[0] + batch_size * line[1] for line in lines]
+        return peaks.index(max(peaks))
 
     def fit(self, probes: Sequence[Probe]) -> CalibratedCost:
         """The closest calibrated model that lies on the safe side of every probe that fitted.

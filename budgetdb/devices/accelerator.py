@@ -12,18 +12,10 @@ from typing_extensions import override
 
 from budgetdb.devices import nvml
 from budgetdb.devices.base import Device, DeviceInfo, Measurement, Room
+from budgetdb.devices.kernel_limits import card_headroom_bytes, cuda_caps
 from budgetdb.errors import DeviceError
 from budgetdb.profiles import Caps
 
-_MIB = 2**20
-# pytorch#142228: a CUDA grid has 65 535 blocks in its second and third dimension, and fused attention puts
-# `batch_size * heads` there. Kernels index with 32 bits, so a tensor of 2**31 elements is refused or wrong.
-_GRID_BLOCKS = 65_535
-_INT32_ELEMENTS = 2**31 - 1
-# 1 % of the card, within reason: the largest workspace that a kernel first asks for in the middle of a run (cuBLAS
-# takes 32 MiB on compute capability 9.0, TRACING 2) with room for one more 20 MiB segment of the allocator.
-_HEADROOM_SHARE = 0.01
-_HEADROOM_BYTES = (64 * _MIB, 1024 * _MIB)
 # In the order in which torch 2.13 looks: c10::CachingAllocator::AcceleratorAllocatorConfig.
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -124,8 +116,7 @@ class AcceleratorDevice(Device):
 
     @override
     def default_headroom_bytes(self, limit_bytes: int) -> int:
-        least, most = _HEADROOM_BYTES
-        return min(max(int(_HEADROOM_SHARE * limit_bytes), least), most)
+        return card_headroom_bytes(limit_bytes)
 
     @override
     def synchronize(self) -> None:
@@ -140,11 +131,7 @@ class AcceleratorDevice(Device):
     def caps(self, *, heads: int | None, widest: int | None) -> Caps:
         if self.torch_device.type != "cuda":
             return Caps()
-        return Caps(
-            rows=_GRID_BLOCKS // heads if heads else None,
-            tokens=_INT32_ELEMENTS // widest if widest else None,
-            squares=_INT32_ELEMENTS // heads if heads else None,
-        )
+        return cuda_caps(heads=heads, widest=widest)
 
     def _memory(self) -> tuple[int, int]:
         """Free and total bytes of the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from contextlib import nullcontext
 from typing import Any
@@ -61,11 +62,28 @@ def outline_model(spec: ModelSpec) -> nn.Module:
     return model.requires_grad_(requires_grad=False).eval()
 
 
-def _read(spec: ModelSpec) -> tuple[Source, PretrainedConfig]:
+def outline_config(config: PretrainedConfig, spec: ModelSpec) -> nn.Module:
+    """As `outline_model`, of a configuration at hand; `spec.source` only names it in messages.
+
+    Raises:
+        ModelError: it can't be built so.
+        UnknownNameError: no head, dtype or attention implementation of that name.
+    """
+    _check_names(spec)
+    source = Source(spec.source, "config", has_weights=False, is_local=True)
+    model = _build(spec, source=source, config=copy.deepcopy(config), device=torch.device("meta"))
+    return model.requires_grad_(requires_grad=False).eval()
+
+
+def _check_names(spec: ModelSpec) -> None:
     check_head(spec.head)
     if spec.dtype != "auto" and spec.dtype not in DTYPES:
         raise UnknownNameError("dtype", spec.dtype, ["auto", *DTYPES])
     check_attention_name(spec.attention)
+
+
+def _read(spec: ModelSpec) -> tuple[Source, PretrainedConfig]:
+    _check_names(spec)
     source = find_source(spec.source)
     try:
         with quiet_transformers():

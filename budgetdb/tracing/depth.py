@@ -120,6 +120,7 @@ class DeepTracer:
         kind = signature(deeper)
         if kind not in self._blocks:
             block = _Block.between(shallow.trace(shape), deeper)
+            self._whole.repeats = shallow.repeats
             if not _same(self._extended(deeper, block), self._whole.trace(shape)):
                 raise _UnlikeError("its whole depth allocates otherwise")
             self._blocks[kind] = block

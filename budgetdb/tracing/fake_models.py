@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,26 +50,33 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> t
 
 @contextmanager
 def _replaced(modules: list[nn.Module], memo: dict[int, torch.Tensor]) -> Iterator[None]:
-    """The modules' tensors replaced by their fakes; everything a step may have set on a module is put back."""
+    """The modules' tensors replaced by their fakes."""
+    with state_kept(modules):
+        for root in modules:
+            for module in root.modules():
+                for held in _contents(module)[:2]:
+                    held.update({name: memo[id(real)] for name, real in held.items() if real is not None})
+        yield
+
+
+@contextmanager
+def state_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A block at whose end the modules are as they were: attributes, parameters, buffers, and modules within."""
     before = [
-        (module, dict(vars(module)), dict(module._parameters), dict(module._buffers))
+        (module, dict(vars(module)), [dict(held) for held in _contents(module)])
         for root in modules
         for module in root.modules()
     ]
     try:
-        for module, _, parameters, buffers in before:
-            _put(module._parameters, {name: memo[id(real)] for name, real in parameters.items() if real is not None})
-            _put(module._buffers, {name: memo[id(real)] for name, real in buffers.items() if real is not None})
         yield
     finally:
-        for module, attributes, parameters, buffers in before:
+        for module, attributes, contents in before:
             vars(module).clear()
             vars(module).update(attributes)
-            module._parameters.clear()
-            module._buffers.clear()
-            _put(module._parameters, parameters)
-            _put(module._buffers, buffers)
+            for held, content in zip(_contents(module), contents, strict=True):
+                held.clear()
+                held.update(content)
 
 
-def _put(held: Any, tensors: Mapping[str, torch.Tensor | None]) -> None:
-    held.update(tensors)
+def _contents(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules

@@ -11,15 +11,17 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.utils import import_utils
 
 from budgetdb.errors import UntraceableError
+from budgetdb.models.anatomy import modules_behind
 from budgetdb.models.facts import resident_bytes
 from budgetdb.models.quiet import quiet_transformers
 from budgetdb.shapes import Shape
-from budgetdb.tracing.fake_models import fake_model
-from budgetdb.tracing.lifetimes import Trace
+from budgetdb.tracing.fake_models import fake_model, state_kept
+from budgetdb.tracing.lifetimes import Moment, Trace
 from budgetdb.tracing.steps import Steps
 from budgetdb.tracing.targets import Target
 from budgetdb.tracing.tracker import LifetimeTracker
@@ -40,16 +42,21 @@ class Tracer:
         workload: the kind of step.
         target: the device to trace for.
         layers: for each path of a list of layers, how many of them to keep; all of them where it is not named.
+
+    Attributes:
+        repeats: whether a second step was seen to be the first one over again, so that one is run for both.
     """
 
     def __init__(
         self, model: Any, workload: Workload, target: Target, *, layers: Mapping[str, int] | None = None
     ) -> None:
         self._real, self._workload, self._target = _plain(model), workload, target
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # A kernel from outside torch that asks a fake tensor for its memory gets an error, and not address 0.
+        with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+            self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._stack = ExitStack()
         self._layers = dict(layers or {})
-        self._repeats = False
+        self.repeats = False
         self.is_open = False
         self.resident_bytes = resident_bytes(model)
 
@@ -59,11 +66,13 @@ class Tracer:
                 fake_model(self._real, self._mode, self._target.torch_device)
             )
         except Exception as error:
-            raise self._untraceable(error, module="") from error
+            raise self._untraceable(error, Moment("", "")) from error
         for path, count in self._layers.items():
             parent, _, name = path.rpartition(".")
             kept = list(self._model.get_submodule(path))[:count]
             self._model.get_submodule(parent)._modules[name] = nn.ModuleList(kept)
+        is_module = isinstance(self._model, nn.Module)
+        self._modules = [self._model] if is_module else list(modules_behind(self._model).values())
         self.is_open = True
         return self
 
@@ -82,12 +91,21 @@ class Tracer:
         """
         inputs = self._workload.inputs(self._real, shape, torch.device("cpu"))
         tracker = LifetimeTracker(self._target.torch_device.type, resident=self._weights, model=self._model)
-        with _no_collector(), quiet_transformers(), _as_if_real(), self._mode, self._target.kernels(), tracker:
+        # What a step keeps in the model, a cached mask for one, must not be there in the next trace.
+        with (
+            state_kept(self._modules),
+            _no_collector(),
+            quiet_transformers(),
+            _as_if_real(),
+            self._mode,
+            self._target.kernels(),
+            tracker,
+        ):
             fakes = {name: self._fake_input(tensor, tracker) for name, tensor in inputs.items()}
             try:
                 steps, held, step_length = self._run(fakes, tracker)
             except Exception as error:
-                raise self._untraceable(error, module=tracker.module) from error
+                raise self._untraceable(error, tracker.where_raised(error)) from error
         return Trace(
             resident_bytes=self.resident_bytes,
             events=tuple(steps.events),
@@ -106,16 +124,16 @@ class Tracer:
         outputs: object = self._workload.step(self._model, inputs)
         held, once = held_bytes(outputs), Steps(list(tracker.events), list(tracker.moments))
         twice = once.repeated(batch, hold=self._workload.hold)
-        if self._repeats:
+        if self.repeats:
             return twice, held, len(once.events)
         everything = [outputs] if self._workload.hold == "all" else []
         if self._workload.hold == "none":
             outputs = None
         outputs = self._workload.step(self._model, inputs)
         really = Steps(list(tracker.events), list(tracker.moments))
-        self._repeats = twice.is_like(really)
+        self.repeats = twice.is_like(really)
         del everything
-        return (twice if self._repeats else really), held, len(once.events)
+        return (twice if self.repeats else really), held, len(once.events)
 
     def _fake_input(self, tensor: torch.Tensor, tracker: LifetimeTracker) -> torch.Tensor:
         plain = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -123,12 +141,13 @@ class Tracer:
         tracker.see(fake, "inputs")
         return give_value(fake, tensor)
 
-    def _untraceable(self, error: Exception, *, module: str) -> Exception:
+    def _untraceable(self, error: Exception, raised: Moment) -> Exception:
         name = type(self._real).__name__ if isinstance(self._real, nn.Module) else str(self._real)
-        where = f"{name}.{module}" if module else name
+        where = f"{name}.{raised.module}" if raised.module else name
+        kind = f"{type(error).__name__} of {raised.operation}" if raised.operation else type(error).__name__
         reason = " ".join(str(error).split())[:300] or "no message"
         return UntraceableError(
-            f"{where} can't be traced ({type(error).__name__}: {reason})",
+            f"{where} can't be traced ({kind}: {reason})",
             next_step="Calibrate on the device itself: it falls back to small probes",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
 from functools import partial
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from budgetdb.tracing.lifetimes import Event, Moment
-from budgetdb.tracing.values import answer, follow
+from budgetdb.tracing.values import answer, follow, give_value
 
 
 class LifetimeTracker(TorchDispatchMode):
@@ -45,11 +46,17 @@ class LifetimeTracker(TorchDispatchMode):
         self._paths = {id(module): path for path, module in _named_modules(model)}
         self._running: list[str] = [""]
         self._hooks: list[Any] = []
+        # Of the error seen last its id: the error itself would keep what its frames hold alive.
+        self._failure: tuple[int, Moment] = (0, Moment("", ""))
 
     @property
     def module(self) -> str:
         """Path of the innermost module that is running."""
         return self._running[-1]
+
+    def where_raised(self, error: BaseException) -> Moment:
+        """Where `error`, which ended the step, came from; no operation where none raised it."""
+        return self._failure[1] if self._failure[0] == id(error) else Moment(self.module, "")
 
     def __enter__(self) -> Self:
         self._hooks = [
@@ -70,11 +77,15 @@ class LifetimeTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         try:
             outputs = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             answered = answer(func, args, kwargs)
             if answered is None:
+                self._note(error, str(func))
                 raise
             outputs = tree_map(self._faked, answered[0])
+        except Exception as error:
+            self._note(error, str(func))
+            raise
         else:
             follow(func, args, kwargs, outputs)
         for leaf in tree_leaves(outputs):
@@ -92,8 +103,8 @@ class LifetimeTracker(TorchDispatchMode):
         if known is not None:
             if known[1] == nbytes or known[0] < 0:
                 return
-            self._record(known[0], -known[1], self.moments[-1])  # it was resized
-        elif nbytes == 0:
+            self._died(address, None)  # it was resized
+        if nbytes == 0:
             return
         number = self._births
         self._births += 1
@@ -110,9 +121,16 @@ class LifetimeTracker(TorchDispatchMode):
         self.events.append(Event(number, nbytes))
         self.moments.append(moment)
 
+    def _note(self, error: BaseException, operation: str) -> None:
+        """Remember where `error` was first seen: the innermost place."""
+        if self._failure[0] != id(error):
+            self._failure = id(error), Moment(self.module, operation)
+
     def _faked(self, leaf: Any) -> Any:
         """A fake tensor on the traced device for a real one that a value-dependent operation returned."""
-        return leaf.to(torch.device(self._device_type, 0)) if isinstance(leaf, torch.Tensor) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return give_value(leaf.to(torch.device(self._device_type, 0)), leaf)
 
     def _enter_module(self, module: nn.Module, arguments: Any) -> None:
         del arguments
@@ -120,6 +138,9 @@ class LifetimeTracker(TorchDispatchMode):
 
     def _leave_module(self, module: nn.Module, arguments: Any, outputs: Any) -> None:
         del module, arguments, outputs
+        error = sys.exc_info()[1]  # hooks that are always called run while it is handled
+        if error is not None:
+            self._note(error, "")
         if len(self._running) > 1:
             self._running.pop()
 

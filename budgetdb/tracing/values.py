@@ -8,16 +8,19 @@ operation on tensors whose values are known is run on those values too, and the 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
+_log = logging.getLogger(__name__)
+
 # Values are followed up to this many elements: the four-dimensional mask of a large batch is not asked about.
 _MOST_ELEMENTS = 2**22
 _ATTRIBUTE = "_budgetdb_value"
-# Set on the storage of values that something unknown was written into: views of it are unknown as well.
+# Set on a storage, fake or of values, that something unknown was written into: its views are unknown from then on.
 _OVERWRITTEN = "_budgetdb_overwritten"
 _CPU = torch.device("cpu")
 
@@ -31,7 +34,7 @@ def give_value(fake: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def value_of(tensor: Any) -> torch.Tensor | None:
     """The real value of a fake tensor, None where it is not known."""
     value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
-    if value is None or hasattr(value.untyped_storage(), _OVERWRITTEN):
+    if value is None or any(hasattr(each.untyped_storage(), _OVERWRITTEN) for each in (tensor, value)):
         return None
     return value
 
@@ -40,8 +43,7 @@ def follow(func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
     """Give `outputs` of `func(*args, **kwargs)` their values, where those of all its tensors are known."""
     real = None if _is_random(func) or not _is_small(outputs) else _on_values(func, args, kwargs)
     if real is None:
-        if func._schema.is_mutable:
-            _forget(outputs)
+        _forget_written(func, args, kwargs)
         return
     fakes, reals = tree_flatten(outputs)[0], tree_flatten(real[0])[0]
     for fake, value in zip(fakes, reals, strict=True):
@@ -65,7 +67,8 @@ def _on_values(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
     try:
         with no_dispatch():
             return (func(*real_args, **real_kwargs),)
-    except (RuntimeError, NotImplementedError, ValueError):
+    except Exception as error:  # whatever a kernel raises: its answer is unknown
+        _log.debug("%s is not followed: %s", func, error)
         return None
 
 
@@ -75,11 +78,19 @@ def _real(leaf: Any) -> Any:
     return _CPU if isinstance(leaf, torch.device) else leaf
 
 
-def _forget(outputs: Any) -> None:
-    for leaf in tree_flatten(outputs)[0]:
-        value = value_of(leaf)
-        if value is not None:
-            setattr(value.untyped_storage(), _OVERWRITTEN, True)
+def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
+    """Nothing is known any more of what `func` writes into, by its schema."""
+    if not func._schema.is_mutable:
+        return
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written = args[position] if position < len(args) else kwargs.get(argument.name)
+            for leaf in tree_flatten(written)[0]:
+                if isinstance(leaf, torch.Tensor):
+                    setattr(leaf.untyped_storage(), _OVERWRITTEN, True)
+                    value = getattr(leaf, _ATTRIBUTE, None)
+                    if value is not None:
+                        setattr(value.untyped_storage(), _OVERWRITTEN, True)
 
 
 def _is_random(func: Any) -> bool:
