@@ -25,7 +25,7 @@ from budgetdb.devices.catalogue import CatalogueCard, custom_card, load_catalogu
 from budgetdb.devices.choose import choose_device
 from budgetdb.devices.simulated import SimulatedCard
 from budgetdb.errors import DoesNotFitError, UsageError
-from budgetdb.models.facts import display_name
+from budgetdb.models.facts import display_name, max_positions
 from budgetdb.models.load import outline_config, outline_model
 from budgetdb.models.spec import ModelSpec
 from budgetdb.profiles import Bound, Probe, Profile, Provenance
@@ -33,7 +33,7 @@ from budgetdb.settings import format_bytes
 from budgetdb.shapes import Shape, padded_length
 from budgetdb.tracing.depth import DeepTracer
 from budgetdb.tracing.lifetimes import Event
-from budgetdb.tracing.targets import Target, cpu_target
+from budgetdb.tracing.targets import Choices, Target, cpu_target
 from budgetdb.tracing.traced_cost import TracedCost, traced_cost
 from budgetdb.workloads.base import Workload, parse_workload
 
@@ -278,7 +278,12 @@ def trace_for(model: Any, place: Place, workload: Workload, *, longest: int, pad
     Raises:
         UntraceableError: the model can't be traced.
     """
-    with DeepTracer(model, workload, target_of(place)) as tracer:
+    return trace_on(target_of(place), model, workload, longest=longest, pad_multiple=pad_multiple)
+
+
+def trace_on(target: Target, model: Any, workload: Workload, *, longest: int, pad_multiple: int) -> TracedCost:
+    """As `trace_for`, on a target at hand, which then knows what the traces asked of it."""
+    with DeepTracer(model, workload, target) as tracer:
         return traced_cost(tracer.trace, longest=longest, pad_multiple=pad_multiple)
 
 
@@ -292,17 +297,20 @@ def predict_everywhere(
     model: Any, goal: Goal, *, workload: Workload, name: str | None = None, cards: Iterable[CatalogueCard] | None = None
 ) -> list[tuple[CatalogueCard, Prediction | DoesNotFitError]]:
     """The prediction for each card of the catalogue, or why nothing fits it; cards with equal kernels share traces."""
-    shared: dict[object, TracedCost] = {}
+    shared: list[tuple[Choices, TracedCost]] = []
     simulated: dict[object, Margins] = {}
     rows: list[tuple[CatalogueCard, Prediction | DoesNotFitError]] = []
     for card in cards if cards is not None else load_catalogue().cards:
         place = SimulatedCard(card)
-        kernels = place.rules()
-        if kernels not in shared:
-            subject = describe_subject(model, device=place, workload=workload, name=name)
-            longest = goal.longest(subject.facts.max_positions)
-            shared[kernels] = trace_for(model, place, workload, longest=longest, pad_multiple=goal.pad_multiple)
-        size = (kernels, round(math.log(card.total_bytes) / math.log1p(_ALIKE)))
+        target = place.target()
+        rules = target.card or place.rules()
+        known = next((number for number, (choices, _) in enumerate(shared) if choices.hold_for(rules)), None)
+        if known is None:
+            longest = goal.longest(max_positions(model))
+            traced = trace_on(target, model, workload, longest=longest, pad_multiple=goal.pad_multiple)
+            known = len(shared)
+            shared.append((target.choices, traced))
+        size = (known, round(math.log(card.total_bytes) / math.log1p(_ALIKE)))
         try:
             found = predict_for(
                 model,
@@ -310,7 +318,7 @@ def predict_everywhere(
                 goal,
                 workload=workload,
                 name=name,
-                traced=shared[kernels],
+                traced=shared[known][1],
                 margins=simulated.get(size),
             )
         except DoesNotFitError as error:

@@ -13,8 +13,8 @@ from budgetdb.errors import CalibrationTimeoutError
 from budgetdb.profiles import Probe
 from budgetdb.shapes import Shape, padded_length
 
-# Shares of the longest length that are run, the shortest length beside them: between the lengths that the search
-# settled, the cost model has only been drawn, not measured.
+# Shares of the longest length that are run, beside the lengths that the search settled: between those the cost model
+# has only been drawn, not measured.
 SHARES = (1.0, 0.75, 0.5, 0.25)
 # A trace has measured what lies between: one batch beside those of the search tells whether it did.
 GUIDED_SHARES = (1.0, 0.5)
@@ -56,7 +56,7 @@ def check_frontier(
 def _worst_shapes(planner: Planner, found: SearchResult, shares: Sequence[float]) -> list[Shape]:
     longest = found.solved.max_length
     lengths = {min(padded_length(int(share * longest), planner.pad_multiple), longest) for share in shares}
-    lengths |= {min(planner.lengths)} if min(planner.lengths) <= longest else set()
+    lengths |= {length for length in planner.lengths if length <= longest}
     ordered = sorted(lengths, reverse=True)
     sizes = max_batch_sizes(
         found.cost, np.array(ordered, dtype=np.int64), usable_bytes=planner.usable_bytes, caps=found.caps

@@ -25,19 +25,25 @@ def unwrapped(model: Any) -> Any:
 
 
 def modules_behind(function: Any) -> dict[str, nn.Module]:
-    """The modules that a callable runs, by the name it knows them under: those it is bound to or closes over."""
+    """The modules that a callable runs, by the name it knows them under: those it is bound to, given or closes over."""
     found: dict[str, nn.Module] = {}
+    is_partial = isinstance(function, functools.partial)
     for name, value in _values_around(function).items():
         if isinstance(value, nn.Module):
             found[name] = value
-        elif isinstance(value, functools.partial) or inspect.ismethod(value):
+        elif (
+            isinstance(value, functools.partial)
+            or inspect.ismethod(value)
+            or (is_partial and inspect.isfunction(value))
+        ):
             found |= {f"{name}.{inner}": module for inner, module in modules_behind(value).items()}
     return found
 
 
 def _values_around(function: Any) -> dict[str, Any]:
     if isinstance(function, functools.partial):
-        return {"func": function.func}
+        given = {str(position): value for position, value in enumerate(function.args)}
+        return {"func": function.func, **given, **function.keywords}
     if inspect.ismethod(function):
         return {"self": function.__self__}
     if not inspect.isfunction(function):

@@ -42,18 +42,27 @@ class CudaAttention(TorchFunctionMode):
         card: the device that the trace is for.
         device_type: kind of device that the fake tensors are on: `cpu` where they only stand for CUDA's.
         log: how often each kernel ran is added here.
+        chosen: which kernel each call was left to is added here.
 
     Attributes:
         log: how often each kernel ran.
         refused: why kernels refused the latest call that was left to `math`, empty when none was.
     """
 
-    def __init__(self, card: CardRules, *, device_type: str = "cuda", log: Counter[Kernel] | None = None) -> None:
+    def __init__(
+        self,
+        card: CardRules,
+        *,
+        device_type: str = "cuda",
+        log: Counter[Kernel] | None = None,
+        chosen: dict[AttentionCall, Kernel] | None = None,
+    ) -> None:
         super().__init__()
         self.card = card
         self.device_type = device_type
         self.log: Counter[Kernel] = Counter() if log is None else log
         self.refused: dict[Kernel, str] = {}
+        self._chosen = {} if chosen is None else chosen
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -79,7 +88,7 @@ class CudaAttention(TorchFunctionMode):
     ) -> torch.Tensor:
         del scale  # changes no shape
         call = described(query, key, value, attn_mask, dropout=dropout_p, is_causal=is_causal, enable_gqa=enable_gqa)
-        kernel = choose_kernel(call, self.card)
+        kernel = self._chosen[call] = choose_kernel(call, self.card)
         self.log[kernel] += 1
         if kernel == "math":
             self.refused = refusals(call, self.card)

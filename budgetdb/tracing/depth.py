@@ -63,24 +63,28 @@ class DeepTracer:
     """Traces a deep model by way of shallow copies of it, where its layers repeat; else as `Tracer` does.
 
     Args: as of `Tracer`.
+
+    Attributes:
+        whole: the tracer of the model at its whole depth.
     """
 
     def __init__(self, model: Any, workload: Workload, target: Target) -> None:
-        self._whole = Tracer(model, workload, target)
+        self.whole = Tracer(model, workload, target)
         self._hold = workload.hold
         self._stacks = layer_stacks(model)
-        self._periods = self._stacks[0].periods if self._stacks else 0
-        if self._periods > _DEEPER + 1:
-            self._shallow: Tracer | None = Tracer(model, workload, target, layers=self._layers(_SHALLOW))
-            self._deeper: Tracer | None = Tracer(model, workload, target, layers=self._layers(_DEEPER))
-        else:
-            self._shallow = self._deeper = None
-        self._blocks: dict[int, _Block] = {}
+        # One copy with every stack at the same number of periods, and for each stack one where it has a period less.
+        every = {stack.path: stack.layers_for(_DEEPER) for stack in self._stacks}
+        self._deeper = Tracer(model, workload, target, layers=every) if every else None
+        self._shallow = [
+            Tracer(model, workload, target, layers={**every, stack.path: stack.layers_for(_SHALLOW)})
+            for stack in self._stacks
+        ]
+        self._blocks: dict[int, list[_Block]] = {}
 
     @property
     def resident_bytes(self) -> int:
         """Weights and buffers of the whole model."""
-        return self._whole.resident_bytes
+        return self.whole.resident_bytes
 
     @property
     def is_shallow(self) -> bool:
@@ -88,13 +92,13 @@ class DeepTracer:
         return self._deeper is not None
 
     def __enter__(self) -> Self:
-        self._whole.__enter__()
+        self._entered(self.whole)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for tracer in (self._deeper, self._shallow, self._whole):
+        for tracer in (self._deeper, *self._shallow, self.whole):
             if tracer is not None:
                 tracer.__exit__(kind, error, trace)
 
@@ -105,35 +109,35 @@ class DeepTracer:
             UntraceableError: the model can't run on fake tensors.
             UsageError: the workload does not suit the model.
         """
-        if self._deeper is None or self._shallow is None:
-            return self._whole.trace(shape)
+        if self._deeper is None:
+            return self.whole.trace(shape)
         try:
             deeper = self._entered(self._deeper).trace(shape)
-            return self._extended(deeper, self._block_of(deeper, shape, self._entered(self._shallow)))
+            return self._extended(deeper, self._blocks_of(deeper, shape))
         except (_UnlikeError, UntraceableError) as error:
             _log.info("traced at its whole depth: %s", error)
-            self._deeper = self._shallow = None
-            return self._whole.trace(shape)
+            self._deeper, self._shallow = None, []
+            return self.whole.trace(shape)
 
-    def _block_of(self, deeper: Trace, shape: Shape, shallow: Tracer) -> _Block:
-        """What one more period adds to traces like this one; compared once with the whole model."""
+    def _blocks_of(self, deeper: Trace, shape: Shape) -> list[_Block]:
+        """What one more period of each stack adds to traces like this one; compared once with the whole model."""
         kind = signature(deeper)
         if kind not in self._blocks:
-            block = _Block.between(shallow.trace(shape), deeper)
-            self._whole.repeats = shallow.repeats
-            if not _same(self._extended(deeper, block), self._whole.trace(shape)):
+            blocks = [_Block.between(self._entered(shallow).trace(shape), deeper) for shallow in self._shallow]
+            self.whole.repeats = all(shallow.repeats for shallow in self._shallow)
+            if not _same(self._extended(deeper, blocks), self.whole.trace(shape)):
                 raise _UnlikeError("its whole depth allocates otherwise")
-            self._blocks[kind] = block
+            self._blocks[kind] = blocks
         return self._blocks[kind]
-
-    def _layers(self, periods: int) -> dict[str, int]:
-        return {stack.path: stack.layers_for(periods) for stack in self._stacks}
 
     def _entered(self, tracer: Tracer) -> Tracer:
         return tracer if tracer.is_open else tracer.__enter__()
 
-    def _extended(self, deeper: Trace, block: _Block) -> Trace:
-        steps, batch = block.inserted(deeper, times=self._periods - _DEEPER), deeper.batch_length
+    def _extended(self, deeper: Trace, blocks: Sequence[_Block]) -> Trace:
+        steps, batch = Steps(list(deeper.step_events), list(deeper.moments[: deeper.step_length])), deeper.batch_length
+        # The last one in the step first: where the others begin then stays the same.
+        for block, stack in sorted(zip(blocks, self._stacks, strict=True), key=lambda pair: -pair[0].start):
+            steps = block.inserted(steps, times=stack.periods - _DEEPER)
         twice = steps.repeated(batch, hold=self._hold)
         return Trace(
             resident_bytes=self.resident_bytes,
@@ -146,7 +150,7 @@ class DeepTracer:
 
 
 def layer_stacks(model: Any) -> list[Stack]:
-    """The lists of repeating layers of a model, outermost only; empty unless all turn equally often."""
+    """The lists of layers of a model that repeat often enough to be cut, outermost only."""
     if not isinstance(model, nn.Module):
         return []
     stacks: list[Stack] = []
@@ -156,7 +160,7 @@ def layer_stacks(model: Any) -> list[Stack]:
             pattern = _pattern([_structure(layer) for layer in module])
             if pattern is not None:
                 stacks.append(Stack(path, len(module), *pattern))
-    return stacks if len({stack.periods for stack in stacks}) == 1 else []
+    return stacks
 
 
 def _pattern(structures: Sequence[object]) -> tuple[int, int] | None:
@@ -217,9 +221,9 @@ class _Block:
             raise _UnlikeError("layers in the middle allocate otherwise than the last ones")
         return cls(start, length, sum(event.nbytes > 0 for event in deeper.step_events[start : start + length]))
 
-    def inserted(self, trace: Trace, *, times: int) -> Steps:
-        """The step of `trace` with the block repeated `times` more."""
-        events, moments = list(trace.step_events), list(trace.moments[: trace.step_length])
+    def inserted(self, steps: Steps, *, times: int) -> Steps:
+        """A step with the block repeated `times` more."""
+        events, moments = steps.events, steps.moments
         end = self.start + self.length
         # What a block frees is its own or of the block before; what comes after may also free what came first of all.
         born_before = sum(event.nbytes > 0 for event in events[: self.start])

@@ -55,7 +55,8 @@ def _replaced(modules: list[nn.Module], memo: dict[int, torch.Tensor]) -> Iterat
         for root in modules:
             for module in root.modules():
                 for held in _contents(module)[:2]:
-                    held.update({name: memo[id(real)] for name, real in held.items() if real is not None})
+                    # A module that two others share is met twice, the second time with its fakes.
+                    held.update({name: memo.get(id(tensor), tensor) for name, tensor in held.items()})
         yield
 
 

@@ -73,13 +73,18 @@ class Solved:
 def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> Solved:
     """The forms valid for lengths `first` to `last` (0 for no end), from traces at six shapes.
 
+    Two shapes of one length are enough for the forms of that length alone.
+
     Raises:
         NotPolynomialError: the traces' events don't line up, or a size fits no polynomial.
     """
     _check_aligned([trace for _, trace in traces])
     terms = np.array([_terms(shape.batch_size, shape.length) for shape, _ in traces])
     sizes = np.array([[event.nbytes for event in trace.events] for _, trace in traces], dtype=np.float64)
-    coefficients = np.round(np.linalg.solve(terms, sizes) * _PARTS) / _PARTS
+    coefficients = np.zeros((terms.shape[1], sizes.shape[1]))
+    # As many terms as there are equations: of one length, 1 and k.
+    coefficients[: len(traces)] = np.linalg.solve(terms[:, : len(traces)], sizes)
+    coefficients = np.round(coefficients * _PARTS) / _PARTS
     residual = np.abs(terms @ coefficients - sizes)
     if residual.max(initial=0.0) > _RESIDUAL:
         worst = int(residual.max(axis=0).argmax())

@@ -25,6 +25,8 @@ _ROWS = (2, 3)
 # Three lengths are solved for, the last two this far above the first; one more is checked.
 _SPACING = (0, 16, 48)
 _CHECKED = 72
+# Lengths that run alike over less than this are solved for one by one.
+_LEAST_SPAN = 2 * _ALIGNED
 # Windows and chunks change the sequence once or twice; what changes it more often is a loop over the tokens.
 _MOST_REGIMES = 4
 _SHORTEST = 16
@@ -131,7 +133,7 @@ def _solve_everywhere(traces: _Traces, *, longest: int, pad_multiple: int) -> It
 def _solve_class(traces: _Traces, lengths: range) -> Iterator[tuple[range, Solved]]:
     if not lengths:
         raise NotPolynomialError("no length is long enough to solve for")
-    regimes = list(_regimes(traces, lengths))
+    regimes = [part for regime in _regimes(traces, lengths) for part in _solvable(regime)]
     for number, regime in enumerate(regimes):
         # Between the last length seen of one regime and the first of the next, both hold.
         first = 1 if number == 0 else regimes[number - 1][-1] + 1
@@ -158,6 +160,14 @@ def _regimes(traces: _Traces, lengths: range) -> Iterator[range]:
     raise NotPolynomialError("the order of allocations changes with the length again and again")
 
 
+def _solvable(regime: range) -> Iterator[range]:
+    """`regime` itself, or each of its lengths where they are too few: a window as long as the longest row, for one."""
+    if len(regime) > 1 and regime[-1] - regime[0] < _LEAST_SPAN:
+        yield from (regime[i : i + 1] for i in range(len(regime)))
+    else:
+        yield regime
+
+
 def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
     """Solve at six shapes, and check at others: one beyond them, one row of the longest, and many rows."""
     start, spacing = _basis(lengths)
@@ -172,15 +182,11 @@ def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> 
 
 
 def _basis(lengths: range) -> tuple[int, Sequence[int]]:
-    """The shortest of three lengths to solve for, and how far each is above it: all of one remainder."""
-    for start, spacing in (
-        (lengths[0] + 2 * _ALIGNED, _SPACING),
-        (lengths[0], _SPACING),
-        (lengths[0], (0, _ALIGNED, 2 * _ALIGNED)),
-    ):
+    """The shortest of three lengths to solve for, and how far each is above it: all of one remainder. Or the only."""
+    for start, spacing in ((lengths[0] + 2 * _ALIGNED, _SPACING), (lengths[0], _SPACING)):
         if start + spacing[-1] <= lengths[-1]:
             return start, spacing
-    raise NotPolynomialError(f"only lengths {lengths[0]} to {lengths[-1]} run alike: too few to solve for")
+    return lengths[0], (0, _ALIGNED, _LEAST_SPAN) if len(lengths) > 1 else (0,)
 
 
 def _checks(lengths: range, start: int) -> list[Shape]:

@@ -130,7 +130,8 @@ class LifetimeTracker(TorchDispatchMode):
         """A fake tensor on the traced device for a real one that a value-dependent operation returned."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return give_value(leaf.to(torch.device(self._device_type, 0)), leaf)
+        device = torch.device("cpu") if self._device_type == "cpu" else torch.device(self._device_type, 0)
+        return give_value(torch.empty_like(leaf, device=device), leaf)
 
     def _enter_module(self, module: nn.Module, arguments: Any) -> None:
         del arguments

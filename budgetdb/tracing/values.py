@@ -47,7 +47,7 @@ def follow(func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         return
     fakes, reals = tree_flatten(outputs)[0], tree_flatten(real[0])[0]
     for fake, value in zip(fakes, reals, strict=True):
-        if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and fake.shape == value.shape:
+        if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor) and _matches(fake, value):
             give_value(fake, value)
 
 
@@ -91,6 +91,10 @@ def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
                     value = getattr(leaf, _ATTRIBUTE, None)
                     if value is not None:
                         setattr(value.untyped_storage(), _OVERWRITTEN, True)
+
+
+def _matches(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    return fake.shape == value.shape and fake.layout is value.layout is torch.strided
 
 
 def _is_random(func: Any) -> bool:
