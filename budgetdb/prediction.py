@@ -48,8 +48,10 @@ CPU_ERROR = 0.01
 _REPLAYED = (1.0, 0.75, 0.5, 0.25, 0.125)
 # The margin shrinks the batches, and smaller batches need another margin: twice is enough for it to settle.
 _ROUNDS = 3
-# In a table over many cards, those whose memory differs by less than this share the fragmentation of one of them.
+# In a table over many cards fewer batches are replayed, once, and cards whose memory differs by less than this share
+# the fragmentation of one of them.
 _ALIKE = 0.03
+_REPLAYED_IN_TABLES = (1.0, 0.5, 0.125)
 
 
 class Place(Described, Protocol):
@@ -217,6 +219,7 @@ def predict_for(
     name: str | None = None,
     traced: TracedCost | None = None,
     margins: Margins | None = None,
+    quick: bool = False,
 ) -> Prediction:
     """Predict the profile of `model`, live or without memory, on `place`.
 
@@ -228,6 +231,7 @@ def predict_for(
         name: what to call the model.
         traced: its traces for the same kernels, where they were made before.
         margins: what fragmentation takes, where it was simulated for a card much like this.
+        quick: simulate the allocator over fewer batches, and not with expandable segments.
 
     Raises:
         UntraceableError: the model can't be traced.
@@ -247,7 +251,7 @@ def predict_for(
     error = max(CARD_ERROR if simulated is not None else CPU_ERROR, traced.error)
     base = solver.uncertain_bytes(default, error=error)
     if margins is None:
-        margins = solver.margins(base, simulated, workload) if simulated is not None else Margins(0, 0)
+        margins = solver.margins(base, simulated, workload, quick=quick) if simulated is not None else Margins(0, 0)
     headroom = base + margins.native_bytes
     solved = solver.solve(headroom)
     profile = Profile(
@@ -320,6 +324,7 @@ def predict_everywhere(
                 name=name,
                 traced=shared[known][1],
                 margins=simulated.get(size),
+                quick=True,
             )
         except DoesNotFitError as error:
             rows.append((card, error))
@@ -403,26 +408,32 @@ class _Solver:
         above = max(self.limit_bytes - default_bytes - self.cost.peak_bytes(Shape(0, 1)), 0)
         return default_bytes + int(error * above / (1 + error))
 
-    def margins(self, base_bytes: int, simulated: SimulatedCard, workload: Workload) -> Margins:
+    def margins(self, base_bytes: int, simulated: SimulatedCard, workload: Workload, *, quick: bool) -> Margins:
         """What fragmentation takes of a run of the largest batches, with the allocator as it is set and expandable."""
-        margin, steps = 0, self._worst_steps(base_bytes)
+
+        def taken(steps: Sequence[Sequence[Event]], *, expandable: bool | None = None) -> int:
+            return simulated.fragmentation_bytes(
+                steps, resident_bytes=self.traced.resident_bytes, hold=workload.hold, expandable=expandable
+            )
+
+        if quick:
+            margin = taken(self._worst_steps(base_bytes, _REPLAYED_IN_TABLES))
+            return Margins(margin, margin)
+        margin, steps = 0, self._worst_steps(base_bytes, _REPLAYED)
         for _ in range(_ROUNDS):
-            more = simulated.fragmentation_bytes(steps, resident_bytes=self.traced.resident_bytes, hold=workload.hold)
+            more = taken(steps)
             if more <= margin:
                 break
-            margin, steps = more, self._worst_steps(base_bytes + more)
-        expandable = simulated.fragmentation_bytes(
-            steps, resident_bytes=self.traced.resident_bytes, hold=workload.hold, expandable=True
-        )
-        return Margins(margin, min(expandable, margin))
+            margin, steps = more, self._worst_steps(base_bytes + more, _REPLAYED)
+        return Margins(margin, min(taken(steps, expandable=True), margin))
 
-    def _worst_steps(self, headroom_bytes: int) -> list[list[Event]]:
+    def _worst_steps(self, headroom_bytes: int, shares: Sequence[float]) -> list[list[Event]]:
         """The largest batches of a run of mixed lengths, longest first."""
         import numpy as np
 
         longest = self.solve(headroom_bytes).max_length
         lengths = sorted(
-            {min(padded_length(int(share * longest), self.goal.pad_multiple), longest) for share in _REPLAYED},
+            {min(padded_length(int(share * longest), self.goal.pad_multiple), longest) for share in shares},
             reverse=True,
         )
         sizes = max_batch_sizes(

@@ -142,7 +142,9 @@ def test_the_catalogue_is_predicted_as_a_whole() -> None:
         alone = predict_for(
             outline(LLAMA), SimulatedCard(card), Goal(pad_multiple=8, max_length=256), workload=parse_workload("embed")
         )
-        assert found.profile.token_budget == alone.profile.token_budget
+        # the table simulates the allocator over fewer batches
+        assert found.profile.token_budget == pytest.approx(alone.profile.token_budget, rel=0.05)
+        assert found.traced.moments == alone.traced.moments
         budgets.append(found.profile.token_budget)
     assert budgets[0] < budgets[1]
 

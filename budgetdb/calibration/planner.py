@@ -150,7 +150,8 @@ class Planner:
         model = self._model(evidence, length)
         if not fits:
             nothing_known = self.first_guess is None and not any(map(evidence.fitted, evidence.probes))
-            return 1 if nothing_known else int(_AIM * model.max_batch_size(length, self.usable_bytes))
+            # Rounded up: of few rows, one less is more than the share that is left.
+            return 1 if nothing_known else math.ceil(_AIM * model.max_batch_size(length, self.usable_bytes))
         best, smallest = fits[-1], fits[0]
         slope = self._slope(fits, model.peak_bytes(Shape(0, length)))
         further = (self.usable_bytes - best.peak_bytes) / slope if slope > 0 else math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,22 +14,34 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from budgetdb.models.anatomy import modules_behind
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
 def fake_model(model: Any, mode: FakeTensorMode, device: torch.device) -> Iterator[tuple[Any, list[torch.Tensor]]]:
     """The model with its parameters and buffers as fake tensors on `device`, and the list of these.
 
-    A module is copied, so that nothing a trace leaves in it reaches the caller's; its weights are not. A function is
-    given as it is, and the modules it closes over hold fakes while the block runs.
+    A module is copied, so that nothing a trace leaves in it reaches the caller's; its weights are not. A function, and
+    a module that can't be copied, is given as it is, and the modules behind it hold fakes while the block runs.
     """
-    if isinstance(model, nn.Module):
-        memo = _fakes_of([model], mode, device)
-        yield copy.deepcopy(model, dict(memo)), list(memo.values())
-        return
-    modules = list(modules_behind(model).values())
+    is_module = isinstance(model, nn.Module)
+    modules = [model] if is_module else list(modules_behind(model).values())
     memo = _fakes_of(modules, mode, device)
+    copied = _copied(model, memo) if is_module else None
+    if copied is not None:
+        yield copied, list(memo.values())
+        return
     with _replaced(modules, memo):
         yield model, list(memo.values())
+
+
+def _copied(model: nn.Module, memo: dict[int, torch.Tensor]) -> nn.Module | None:
+    """A copy with the fakes of `memo`; None where an attribute (a lock, a weight that is computed) can't be copied."""
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception as error:  # whatever an attribute raises
+        _log.debug("%s can't be copied: %s", type(model).__name__, error)
+        return None
 
 
 def _fakes_of(modules: list[nn.Module], mode: FakeTensorMode, device: torch.device) -> dict[int, torch.Tensor]:

@@ -65,12 +65,10 @@ class Tracer:
             self._model, self._weights = self._stack.enter_context(
                 fake_model(self._real, self._mode, self._target.torch_device)
             )
+            self._cut_layers()
         except Exception as error:
+            self._stack.close()
             raise self._untraceable(error, Moment("", "")) from error
-        for path, count in self._layers.items():
-            parent, _, name = path.rpartition(".")
-            kept = list(self._model.get_submodule(path))[:count]
-            self._model.get_submodule(parent)._modules[name] = nn.ModuleList(kept)
         is_module = isinstance(self._model, nn.Module)
         self._modules = [self._model] if is_module else list(modules_behind(self._model).values())
         self.is_open = True
@@ -81,6 +79,14 @@ class Tracer:
     ) -> None:
         self._stack.close()
         self.is_open = False
+
+    def _cut_layers(self) -> None:
+        if self._layers and self._model is self._real:
+            raise TypeError("a model that can't be copied can't be cut")  # other tracers may be using it
+        for path, count in self._layers.items():
+            parent, _, name = path.rpartition(".")
+            kept = list(self._model.get_submodule(path))[:count]
+            self._model.get_submodule(parent)._modules[name] = nn.ModuleList(kept)
 
     def trace(self, shape: Shape) -> Trace:
         """What a step at `shape` allocates.

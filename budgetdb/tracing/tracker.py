@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from budgetdb.models.anatomy import modules_behind
 from budgetdb.tracing.lifetimes import Event, Moment
 from budgetdb.tracing.values import answer, follow, give_value
 
@@ -29,7 +30,7 @@ class LifetimeTracker(TorchDispatchMode):
     Args:
         device_type: kind of device whose storages count, `cuda` for one.
         resident: tensors that are there before and after, and don't count.
-        model: whose modules are named in moments, where it is a module.
+        model: whose modules are named in moments, a module or a function that runs some.
     """
 
     def __init__(self, device_type: str, *, resident: Iterable[torch.Tensor] = (), model: object = None) -> None:
@@ -147,4 +148,9 @@ class LifetimeTracker(TorchDispatchMode):
 
 
 def _named_modules(model: object) -> Iterable[tuple[str, nn.Module]]:
-    return model.named_modules() if isinstance(model, nn.Module) else ()
+    """The modules of a module by their paths, those behind a function by its name for them."""
+    if isinstance(model, nn.Module):
+        yield from model.named_modules()
+        return
+    for name, behind in modules_behind(model).items():
+        yield from ((f"{name}.{path}".rstrip("."), module) for path, module in behind.named_modules())
