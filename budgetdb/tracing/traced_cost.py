@@ -133,7 +133,12 @@ def _solve_everywhere(traces: _Traces, *, longest: int, pad_multiple: int) -> It
 def _solve_class(traces: _Traces, lengths: range) -> Iterator[tuple[range, Solved]]:
     if not lengths:
         raise NotPolynomialError("no length is long enough to solve for")
-    regimes = [part for regime in _regimes(traces, lengths) for part in _solvable(regime)]
+    regimes = [
+        part
+        for in_order in _regimes(traces, lengths)
+        for regime in _same_polynomials(traces, in_order)
+        for part in _solvable(regime)
+    ]
     for number, regime in enumerate(regimes):
         # Between the last length seen of one regime and the first of the next, both hold.
         first = 1 if number == 0 else regimes[number - 1][-1] + 1
@@ -160,6 +165,41 @@ def _regimes(traces: _Traces, lengths: range) -> Iterator[range]:
     raise NotPolynomialError("the order of allocations changes with the length again and again")
 
 
+def _same_polynomials(traces: _Traces, lengths: range) -> Iterator[range]:
+    """`lengths` in runs over which one solution holds: a choice of the best 2048 tokens is as long as fewer are."""
+    for _ in range(_MOST_REGIMES):
+        if lengths[-1] - lengths[0] < _LEAST_SPAN:
+            yield lengths
+            return
+        start, spacing = _basis(lengths)
+        # Only these have the remainder that was solved for.
+        alike = range(start + spacing[-1], lengths[-1] + 1, _ALIGNED)
+        cost = _solution(traces, lengths)
+        if _holds(cost, traces, alike[-1]):
+            yield lengths
+            return
+        held, missed = 0, len(alike) - 1
+        while missed - held > 1:
+            middle = (held + missed) // 2
+            if _holds(cost, traces, alike[middle]):
+                held = middle
+            else:
+                missed = middle
+        end = lengths.index(alike[missed])
+        yield lengths[:end]
+        lengths = lengths[end:]
+    raise NotPolynomialError("the sizes of allocations change with the length again and again")
+
+
+def _solution(traces: _Traces, lengths: range) -> ExactCost:
+    return ExactCost(form._replace(first=1.0, last=0.0) for form in _solved(traces, lengths, first=1, last=0).forms)
+
+
+def _holds(cost: ExactCost, traces: _Traces, length: int) -> bool:
+    shape = Shape(_ROWS[0], length)
+    return cost.peak_bytes(shape) == traces.at(shape).peak_bytes
+
+
 def _solvable(regime: range) -> Iterator[range]:
     """`regime` itself, or each of its lengths where they are too few: a window as long as the longest row, for one."""
     if len(regime) > 1 and regime[-1] - regime[0] < _LEAST_SPAN:
@@ -170,15 +210,19 @@ def _solvable(regime: range) -> Iterator[range]:
 
 def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
     """Solve at six shapes, and check at others: one beyond them, one row of the longest, and many rows."""
-    start, spacing = _basis(lengths)
-    shapes = [Shape(rows, start + more) for rows in _ROWS for more in spacing]
-    solved = solve([(shape, traces.at(shape)) for shape in shapes], first=first, last=last)
+    solved = _solved(traces, lengths, first=first, last=last)
     cost = ExactCost([form._replace(first=1.0) for form in solved.forms])
-    for shape in _checks(lengths, start):
+    for shape in _checks(lengths, _basis(lengths)[0]):
         difference = cost.peak_bytes(shape) - traces.at(shape).peak_bytes
         if difference:
             raise NotPolynomialError(f"the polynomials miss a trace of {shape} by {difference} bytes")
     return solved
+
+
+def _solved(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
+    start, spacing = _basis(lengths)
+    shapes = [Shape(rows, start + more) for rows in _ROWS for more in spacing]
+    return solve([(shape, traces.at(shape)) for shape in shapes], first=first, last=last)
 
 
 def _basis(lengths: range) -> tuple[int, Sequence[int]]:

@@ -165,7 +165,19 @@ def test_a_plain_module_and_a_bare_function() -> None:
 
 def test_a_function_is_described_with_the_modules_it_runs() -> None:
     network = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 3))
-    for function in (lambda input_ids: network(input_ids), network.forward, functools.partial(network)):
+
+    def run_with(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+        return model(input_ids)  # type: ignore[no-any-return]
+
+    given = functools.partial(run_with, network), functools.partial(run_with, model=network)
+    closed_over = functools.partial(lambda input_ids: network(input_ids))
+    for function in (
+        lambda input_ids: network(input_ids),
+        network.forward,
+        functools.partial(network),
+        *given,
+        closed_over,
+    ):
         facts = describe(function)
         assert (facts.vocab_size, facts.dtype) == (50, "float32")
         assert facts.resident_bytes == describe(network).resident_bytes

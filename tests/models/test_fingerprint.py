@@ -161,6 +161,14 @@ def test_methods_and_partials_are_told_by_what_they_belong_to() -> None:
     assert model_hash(small.forward) == model_hash(nn.Embedding(10, 4).forward)
     assert model_hash(functools.partial(small)) != model_hash(functools.partial(large))
 
+    def run(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+        return model(input_ids)  # type: ignore[no-any-return]
+
+    hashes = {model_hash(functools.partial(run, model)) for model in (small, large, nn.Embedding(10, 8))}
+    assert len(hashes) == 2
+    assert model_hash(functools.partial(run, model=small)) != model_hash(functools.partial(run, model=large))
+    assert model_hash(functools.partial(lambda _: small)) != model_hash(functools.partial(lambda _: large))
+
 
 def test_other_callables_are_told_by_class_and_parameters() -> None:
     class Step:

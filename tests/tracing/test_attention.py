@@ -261,7 +261,7 @@ def cpu_peak(step: Callable[[], object]) -> int:
         {"length": 8},  # scores smaller than the heads: another moment is the largest
         {"dtype": torch.bfloat16, "length": 8, "enable_gqa": True},
     ],
-    ids=str,
+    ids=lambda asked: ",".join(asked) or "plain",
 )
 def test_math_against_the_real_cpu_allocator(asked: dict[str, Any]) -> None:
     """The same C++ runs on CPU, so this is the truth of torch's composition, its order and its lifetimes."""
