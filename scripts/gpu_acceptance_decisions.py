@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_acceptance_models import PAD_MULTIPLE, SIZES, Case
-from gpu_acceptance_record import Bench, Clock, Row, for_each
+from gpu_acceptance_record import NO_TIME, Bench, Clock, Row, for_each
 from gpu_acceptance_traced import Foretold, foretold
 
 from budgetdb.calibration.outcomes import ErrorKind, take
@@ -41,26 +41,29 @@ _EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 def decisions(bench: Bench, clock: Clock) -> Row:
     """Predicted and real outcomes; a card with both kinds of segments."""
-    if bench.is_cpu:
-        found = _decide_all(bench, clock, allocator="none")
-        found["left_out"].append("expandable segments: a CPU has no caching allocator")
-        return found
-    found = _decide_all(bench, clock.share(0.55), allocator="native")
-    expandable = _in_process_with_expandable(bench, clock)
-    return {name: found[name] + expandable[name] for name in ("rows", "left_out")}
-
-
-def _decide_all(bench: Bench, clock: Clock, *, allocator: str) -> Row:
     cases = bench.cases[:_CASES]
-    return for_each(cases, partial(_decide, bench=bench, clock=clock, allocator=allocator), bench, clock)
+    if bench.is_cpu:
+        return _decide_all(cases, bench, clock, allocator="none")
+    found = _decide_all(cases, bench, clock.share(0.55), allocator="native")
+    expandable = _in_process_with_expandable([c for c in cases if f"{c} expandable" not in found["done"]], bench, clock)
+    return {name: found[name] + expandable.get(name, []) for name in found}
 
 
-def _in_process_with_expandable(bench: Bench, clock: Clock) -> Row:
+def _decide_all(cases: Sequence[Case], bench: Bench, clock: Clock, *, allocator: str) -> Row:
+    def decide(item: tuple[Case, str]) -> list[Row]:
+        return _decide(item[0], bench, clock, allocator=allocator)
+
+    return for_each([(case, allocator) for case in cases], decide, bench, clock)
+
+
+def _in_process_with_expandable(cases: Sequence[Case], bench: Bench, clock: Clock) -> Row:
+    if not cases:
+        return {}
     bench.device.clean()
     request = {
         "device": str(bench.device.torch_device),
         "size": next(name for name, size in SIZES.items() if size == bench.size),
-        "cases": [dataclasses.asdict(case) for case in bench.cases[:_CASES]],
+        "cases": [dataclasses.asdict(case) for case in cases],
         "room_bytes": bench.room_bytes,
         "memory_limit_bytes": bench.memory_limit_bytes,
         "seconds": 0.85 * clock.left_s,  # the rest is for its start
@@ -78,10 +81,10 @@ def _in_process_with_expandable(bench: Bench, clock: Clock) -> Row:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"rows": [], "left_out": ["expandable segments: no time left"]}
+        return {"left_out": [f"expandable segments: {NO_TIME}"]}
     if ended.returncode != 0:
         said = ended.stderr.strip().splitlines() or ["no word on stderr"]
-        return {"rows": [], "left_out": [f"expandable segments: exit status {ended.returncode}: {said[-1]}"]}
+        return {"left_out": [f"expandable segments: exit status {ended.returncode}: {said[-1]}"]}
     answer: Row = json.loads(ended.stdout.splitlines()[-1])
     return answer
 
@@ -98,7 +101,7 @@ def _answer(request: Mapping[str, Any]) -> Row:
         memory_limit_bytes=request["memory_limit_bytes"],
         out=Path(),
     )
-    return _decide_all(bench, Clock(request["seconds"]), allocator="expandable")
+    return _decide_all(cases, bench, Clock(request["seconds"]), allocator="expandable")
 
 
 def _decide(case: Case, bench: Bench, clock: Clock, *, allocator: str) -> list[Row]:
@@ -109,8 +112,7 @@ def _decide(case: Case, bench: Bench, clock: Clock, *, allocator: str) -> list[R
         warm = Prober(device=bench.device, model=model, workload=workload, resident_bytes=told.traced.resident_bytes)
         warm.start(longest=longest)
         loop = Loop(model, bench)
-        cap_bytes = bench.room_bytes + _beside(told, bench)
-        with quiet_transformers(), bench.device.capped(cap_bytes):
+        with quiet_transformers():
             about = {"model": str(case), "allocator": allocator}
             attempts = _attempts(told, bench)
             return [{**about, **_decision(told, loop, each, bench)} for each in attempts if clock.left_s]
@@ -143,14 +145,21 @@ def _attempts(told: Foretold, bench: Bench) -> Iterator[Attempt]:
 def _decision(told: Foretold, loop: Loop, attempt: Attempt, bench: Bench) -> Row:
     last = attempt.shapes[-1]
     streams = [told.step(shape) for shape in attempt.shapes]
+    expected = told.sequence(streams, limit_bytes=bench.room_bytes)
+    # Anew for each: what libraries have come to hold is no tensor's.
+    beside = _beside(told, bench)
+    with bench.device.capped(bench.room_bytes + beside):
+        ran = loop.runs(attempt.shapes)
     return {
         "scenario": attempt.scenario,
         "share": round(last.batch_size / attempt.frontier, 3),
         "frontier": attempt.frontier,
         "batch_size": last.batch_size,
         "length": last.length,
-        "expected": told.sequence(streams, limit_bytes=bench.room_bytes).fits,
-        "ran": loop.runs(attempt.shapes),
+        "beside_bytes": beside,
+        "live_bytes": expected.live_bytes,
+        "expected": expected.fits,
+        "ran": ran,
     }
 
 

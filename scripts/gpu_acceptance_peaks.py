@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
 
@@ -98,7 +99,7 @@ def scaled(bench: Bench, clock: Clock) -> Row:
     """
     if "peaks" not in bench.results:
         raise KeyError("section 3 has no result to work with: run it first")
-    return for_each(bench.results["peaks"]["rows"], _fit, bench, clock)
+    return for_each(bench.results["peaks"]["rows"], _fit, replace(bench, earlier={}), clock)
 
 
 def _fit(measured: Row) -> list[Row]:

@@ -18,7 +18,7 @@ from budgetdb.calibration.outcomes import ErrorKind, take
 from budgetdb.calibration.prober import Prober
 from budgetdb.models.facts import resident_bytes
 from budgetdb.models.quiet import quiet_transformers
-from budgetdb.profiles import Profile
+from budgetdb.profiles import Bound, Profile
 from budgetdb.shapes import Shape
 from budgetdb.workloads.forward import ForwardWorkload
 
@@ -31,11 +31,10 @@ def profiles(bench: Bench, clock: Clock) -> Row:
 
     The profiles go to `profiles/DEVICE.json` as a list, after each model.
     """
-    made: list[Profile] = []
-    return for_each(bench.cases, partial(_calibrate, bench=bench, clock=clock, made=made), bench, clock)
+    return for_each(bench.cases, partial(_calibrate, bench=bench, clock=clock), bench, clock)
 
 
-def _calibrate(case: Case, bench: Bench, clock: Clock, *, made: list[Profile]) -> list[Row]:
+def _calibrate(case: Case, bench: Bench, clock: Clock) -> list[Row]:
     started = time.monotonic()
     profile = budgetdb.calibrate(
         case.config,
@@ -50,8 +49,7 @@ def _calibrate(case: Case, bench: Bench, clock: Clock, *, made: list[Profile]) -
         store=budgetdb.ProfileStore(bench.out / "profiles.db"),
     )
     elapsed_s = time.monotonic() - started
-    made.append(profile)
-    _export(made, bench)
+    _export(profile, bench)
     batches, failed = _evaluate(case, profile, bench)
     return [
         {
@@ -70,11 +68,16 @@ def _calibrate(case: Case, bench: Bench, clock: Clock, *, made: list[Profile]) -
     ]
 
 
-def _export(made: list[Profile], bench: Bench) -> None:
+def _export(profile: Profile, bench: Bench) -> None:
+    """Put the profile into its device's file, in place of an earlier one with its key; not one that time cut short."""
+    if profile.bound is Bound.TIME:
+        return
     name = re.sub(r"[^a-z0-9]+", "-", bench.device.info().name.lower()).strip("-")
     path = bench.out / "profiles" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    records = [profile.model_dump(mode="json") for profile in made]
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    record = profile.model_dump(mode="json")
+    records = [*(each for each in there if each["key"] != record["key"]), record]
     path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from budgetdb.calibration.prober import PoisonedProcessError
 from budgetdb.devices.base import Device
 
 Row = dict[str, Any]
+NO_TIME = "no time left"
 Item = TypeVar("Item")
 
 
@@ -40,7 +41,15 @@ class Clock:
 
 
 class DeviceLostError(Exception):
-    """After this error nothing else will run on the device in this process: the next run goes on."""
+    """After this error nothing else will run on the device in this process: the next run goes on behind it.
+
+    Attributes:
+        found: what the section came to before it.
+    """
+
+    def __init__(self, message: str, found: Row) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class Bench:
         memory_limit_bytes: what a calibration in a worker may use on the device.
         out: where files are written.
         results: of the sections that ended before, by name.
+        earlier: what this section came to in a run before this one, where time was too short for all of it.
     """
 
     device: Device
@@ -66,6 +76,7 @@ class Bench:
     memory_limit_bytes: int
     out: Path
     results: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_cpu(self) -> bool:
@@ -76,31 +87,37 @@ class Bench:
 def for_each(items: Iterable[Item], run: Callable[[Item], list[Row]], bench: Bench, clock: Clock) -> Row:
     """`rows` of `run` for each item, and in `left_out` those that failed or that time was too short for.
 
+    What an earlier run has done is not done again: its rows are there already.
+
     Raises:
         DeviceLostError: the device can't be used any more.
     """
-    rows: list[Row] = []
-    left_out: list[str] = []
+    found: Row = {"rows": [*bench.earlier.get("rows", [])], "left_out": [], "done": [*bench.earlier.get("done", [])]}
     with _quick_collector():
         for item in items:
+            name = _name(item)
+            if name in found["done"]:
+                continue
             if not clock.left_s:
-                left_out.append(f"{_name(item)}: no time left")
+                found["left_out"].append(f"{name}: {NO_TIME}")
                 continue
             try:
-                rows += run(item)
+                found["rows"] += run(item)
+                found["done"].append(name)
             except Exception as error:  # one model's failure is not the others'
                 failure = take(error)
+                found["left_out"].append(f"{name}: {failure}")
                 if failure.kind is ErrorKind.STICKY or isinstance(error, PoisonedProcessError):
-                    raise DeviceLostError(str(failure)) from None
-                left_out.append(f"{_name(item)}: {failure}")
+                    found["done"].append(name)
+                    raise DeviceLostError(str(failure), found) from None
             bench.device.clean()
-    return {"rows": rows, "left_out": left_out}
+    return found
 
 
 def _name(item: object) -> str:
     if isinstance(item, tuple):
         return " ".join(map(str, item))
-    return str(item["model"]) if isinstance(item, dict) else str(item)
+    return f"{item['model']} {item['mask']}" if isinstance(item, dict) else str(item)
 
 
 @contextmanager
@@ -136,8 +153,11 @@ class ResultsFile:
         self._about = about
 
     def is_done(self, name: str) -> bool:
-        """Whether the section ended without an error."""
-        return name in self.sections and self.sections[name]["error"] is None
+        """Whether the section ended without an error, and had time for all of it."""
+        if name not in self.sections or self.sections[name]["error"] is not None:
+            return False
+        left_out = self.sections[name]["result"].get("left_out", [])
+        return not any(each.endswith(NO_TIME) for each in left_out)
 
     def write(self, name: str, *, result: Any, error: str | None, elapsed_s: float) -> None:
         """Keep what a section came to; the file is replaced as a whole."""

@@ -32,13 +32,21 @@ _LAYER_LISTS = ("layer_types", "layers_block_type", "attention_layers", "attn_la
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "n_ctx")
 # What a default configuration lacks, or has that contradicts itself: as in a released model of the family.
 _FIRST: Mapping[str, Mapping[str, Any]] = {
-    "dots1": {"n_routed_experts": 8},
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"cross_attn_all_layers": False},
+    "cohere_compass_text": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "funnel": {"block_sizes": [1, 1, 1]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "xmod": {"default_language": "en_XX"},
 }
 

@@ -101,10 +101,10 @@ def test_on_a_card_rounding_and_segments_come_on_top(tmp_path: Path) -> None:
     size = SIZES["tiny"]
     case = write_case("bert", size, dtype="bfloat16", directory=tmp_path)
     bench = Bench(CardOnPaper(), size, (case,), "bfloat16", 48 * MIB, 700 * MIB, tmp_path)
-    shape = Shape(40, 128)
+    shape = Shape(3, 40)
     with foretold(case, WORKLOADS["padded"](), bench, longest=size.lengths[-1]) as told:
         expected = told.probe(shape, hold="previous")
-        step = told.step(shape)
+        step = told.step(Shape(160, 128))
         needed = told.sequence([step, step]).reserved_bytes
         fits = [told.sequence([step, step], limit_bytes=limit).fits for limit in (needed, needed // 2)]
     assert told.traced.resident_bytes < told.traced.cost.peak_bytes(shape) == expected.live_bytes
@@ -136,5 +136,5 @@ def test_a_step_is_compared_event_by_event() -> None:
     row = compared(traced, real)
     assert (row["is_equal"], row["is_equal_but_for"], row["first_difference"]) == (False, True, None)
     assert (row["births_only_real"], row["births_only_traced"]) == ([[5, 1]], [])
-    assert compared(traced, [*real[:5], (2, 31), (1, -20), (2, -31)])["first_difference"] == 3
+    assert compared(traced, [*real[:5], (2, 31), (1, -20), (2, -31)])["first_difference"] == 2
     assert without([1, 2, 1, 3], [2, 1, 3]) == [2, 1, 3]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from traced_models import small_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from traced_models import small_model
 
 from budgetdb.models.anatomy import modules_behind
 from budgetdb.tracing.fake_models import fake_model, state_kept

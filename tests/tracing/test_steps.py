@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from traced_models import WORKLOADS, small_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+from traced_models import WORKLOADS, small_model
 
 from budgetdb.shapes import Shape
 from budgetdb.tracing.fake_models import fake_model

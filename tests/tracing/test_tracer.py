@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from traced_models import WORKLOADS, small_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
+from traced_models import WORKLOADS, small_model
 from transformers.utils import import_utils
 from transformers.utils import logging as transformers_logging
 
