@@ -50,7 +50,7 @@ def _calibrate(case: Case, bench: Bench, clock: Clock) -> list[Row]:
     )
     elapsed_s = time.monotonic() - started
     _export(profile, bench)
-    batches, failed = _evaluate(case, profile, bench)
+    batches, failed = _evaluate(case, profile, bench, clock)
     return [
         {
             "model": str(case),
@@ -81,7 +81,7 @@ def _export(profile: Profile, bench: Bench) -> None:
     path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
-def _evaluate(case: Case, profile: Profile, bench: Bench) -> tuple[int, int]:
+def _evaluate(case: Case, profile: Profile, bench: Bench, clock: Clock) -> tuple[int, int]:
     """How many batches of a plain evaluation under the profile's limit ran out of memory, of how many."""
     model = case.load(bench.device.torch_device)
     prober = Prober(device=bench.device, model=model, workload=ForwardWorkload(), resident_bytes=resident_bytes(model))
@@ -89,18 +89,20 @@ def _evaluate(case: Case, profile: Profile, bench: Bench) -> tuple[int, int]:
     prober.cap(profile.limit_bytes)
     try:
         with quiet_transformers():
-            return _run(model, profile, bench)
+            return _run(model, profile, bench, clock)
     finally:
         prober.close()
 
 
-def _run(model: Any, profile: Profile, bench: Bench) -> tuple[int, int]:
-    """Longest first, nothing cleaned in between."""
+def _run(model: Any, profile: Profile, bench: Bench, clock: Clock) -> tuple[int, int]:
+    """Longest first, nothing cleaned in between, as many as there is time for."""
     lengths = [min(length, profile.max_length) for length in mixed_lengths(_samples(profile))]
     sampler = budgetdb.ProfileBatchSampler(lengths, profile, pad_multiple=PAD_MULTIPLE)
     workload, batches, failed = ForwardWorkload(), 0, 0
     outputs: object = None
     for rows, length in zip(sampler.batch_sizes.tolist(), sampler.batch_lengths.tolist(), strict=True):
+        if not clock.left_s:
+            break
         batches += 1
         try:
             inputs = workload.inputs(model, Shape(rows, length), bench.device.torch_device)

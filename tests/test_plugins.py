@@ -75,7 +75,7 @@ def own(group: str) -> list[PluginInfo]:
 
 
 def test_what_comes_with_budgetdb() -> None:
-    assert COSTS.names() == ["linear", "quadratic"]
+    assert COSTS.names() == ["calibrated", "exact", "linear", "quadratic"]
     assert DEVICES.names() == ["accelerator", "cpu"]
     assert WORKLOADS.names() == ["embed", "forward", "loss"]
     assert {"eager", "sdpa", "none", "flash_attention_2"} <= set(ATTENTION.names())
@@ -217,7 +217,7 @@ def test_settings_choose_distributions(
     assert [info.name for info in own("budgetdb.costs")] == ["other", "window"]
     monkeypatch.setenv("BUDGETDB_PLUGINS", wanted)
     assert [info.name for info in own("budgetdb.costs")] == names
-    assert COSTS.names() == sorted({"linear", "quadratic", *names})
+    assert COSTS.names() == sorted({"calibrated", "exact", "linear", "quadratic", *names})
     if "window" not in names:
         with pytest.raises(UnknownNameError, match="unknown cost model 'window'"):
             COSTS.get("window")
@@ -227,7 +227,7 @@ def test_on_a_collision_budgetdb_wins(install: Install, caplog: pytest.LogCaptur
     code = "from budgetdb.costs.linear import LinearCost\nclass Cost(LinearCost): kind = 'linear'"
     install("taker", groups={"budgetdb.costs": {"linear": "taker_module:Cost"}}, taker_module=code)
     with caplog.at_level(logging.WARNING, logger="budgetdb.plugins"):
-        assert COSTS.names() == ["linear", "quadratic"]
+        assert COSTS.names() == ["calibrated", "exact", "linear", "quadratic"]
     assert caplog.messages == ["cost model 'linear' of taker is ignored: budgetdb has one"]
     assert COSTS.get("linear") is LinearCost
 
