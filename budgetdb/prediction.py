@@ -42,8 +42,9 @@ _log = logging.getLogger(__name__)
 # What is not traced on a card: temporaries within kernels, and what another version of them would need. Of what a step
 # adds to the weights; see scripts/bench_prediction.py for how far published peaks are from predicted ones.
 CARD_ERROR = 0.05
-# On a CPU the trace is the allocator's own count (0.2 % at the limit, TRACING 7); libraries' buffers are beside it.
-CPU_ERROR = 0.01
+# On a CPU the trace is the allocator's own count, but for buffers within kernels: up to 1.1 % seen of sdpa
+# (scripts/gpu_acceptance --device cpu, section 3).
+CPU_ERROR = 0.02
 # Shares of the longest length whose largest batches are run through the allocator one after another.
 _REPLAYED = (1.0, 0.75, 0.5, 0.25, 0.125)
 # The margin shrinks the batches, and smaller batches need another margin: twice is enough for it to settle.

@@ -95,6 +95,9 @@ class Tracer:
             UntraceableError: the model can't run on fake tensors; it says where and why.
             UsageError: the workload does not suit the model.
         """
+        if not self.is_open:  # traced again later, by a cost model that follows no rule
+            with self:
+                return self.trace(shape)
         inputs = self._workload.inputs(self._real, shape, torch.device("cpu"))
         tracker = LifetimeTracker(self._target.torch_device.type, resident=self._weights, model=self._model)
         # What a step keeps in the model, a cached mask for one, must not be there in the next trace.
