@@ -146,7 +146,7 @@ def test_the_catalogue_is_predicted_as_a_whole() -> None:
         assert found.profile.token_budget == pytest.approx(alone.profile.token_budget, rel=0.05)
         assert found.traced.moments == alone.traced.moments
         budgets.append(found.profile.token_budget)
-    assert budgets[0] < budgets[1]
+    assert budgets[0] <= budgets[1]  # where 2**31 elements decide, memory does not
 
 
 def test_the_factory_predicts_when_asked_and_calibrates_otherwise(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @database_option
 @json_option
 def predict(*, all_devices: bool, keep: bool, db: str | None, as_json: bool, **asked: Any) -> None:
-    """Tell how many tokens MODEL takes in one step on a card that is not here.
+    """Tell how many tokens MODEL takes on a card that is not here.
 
     MODEL is a name on the model hub, a local directory, or the path of a config.json. Its step is traced without
     memory, torch's allocator is simulated, and what that leaves uncertain is kept free.

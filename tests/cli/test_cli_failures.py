@@ -11,6 +11,7 @@ from cli_run import Program
 from budgetdb import errors
 from budgetdb.cli.failures import as_one_line
 from budgetdb.cli.messages import messages_on_stderr
+from budgetdb.devices.catalogue import UnknownCardError
 from budgetdb.errors import BelowFloorError, BudgetDBError, DoesNotFitError, UnknownNameError
 
 
@@ -27,6 +28,10 @@ def instance(kind: type[BudgetDBError]) -> BudgetDBError:
         return BelowFloorError(1, 2)
     if kind is errors.StepFailedError:
         return errors.StepFailedError(batch_size=1, length=2, reason="no")
+    if issubclass(kind, errors.SimulatedOutOfMemoryError):
+        return kind(requested_bytes=1, allocated_bytes=2, reserved_bytes=3, limit_bytes=3)
+    if issubclass(kind, UnknownCardError):
+        return kind("H1000", ["H100"])
     return kind("it failed", next_step="Try again")
 
 
