@@ -283,12 +283,7 @@ def trace_for(model: Any, place: Place, workload: Workload, *, longest: int, pad
     Raises:
         UntraceableError: the model can't be traced.
     """
-    return trace_on(target_of(place), model, workload, longest=longest, pad_multiple=pad_multiple)
-
-
-def trace_on(target: Target, model: Any, workload: Workload, *, longest: int, pad_multiple: int) -> TracedCost:
-    """As `trace_for`, on a target at hand, which then knows what the traces asked of it."""
-    with DeepTracer(model, workload, target) as tracer:
+    with DeepTracer(model, workload, target_of(place)) as tracer:
         return traced_cost(tracer.trace, longest=longest, pad_multiple=pad_multiple)
 
 
@@ -303,6 +298,7 @@ def predict_everywhere(
 ) -> list[tuple[CatalogueCard, Prediction | DoesNotFitError]]:
     """The prediction for each card of the catalogue, or why nothing fits it; cards with equal kernels share traces."""
     shared: list[tuple[Choices, TracedCost]] = []
+    depth_is_known = False
     simulated: dict[object, Margins] = {}
     rows: list[tuple[CatalogueCard, Prediction | DoesNotFitError]] = []
     for card in cards if cards is not None else load_catalogue().cards:
@@ -312,7 +308,10 @@ def predict_everywhere(
         known = next((number for number, (choices, _) in enumerate(shared) if choices.hold_for(rules)), None)
         if known is None:
             longest = goal.longest(max_positions(model))
-            traced = trace_on(target, model, workload, longest=longest, pad_multiple=goal.pad_multiple)
+            with DeepTracer(model, workload, target, depth_is_known=depth_is_known) as tracer:
+                traced = traced_cost(tracer.trace, longest=longest, pad_multiple=goal.pad_multiple)
+            # How depth adds up is the model's affair: it is compared on the first card.
+            depth_is_known = tracer.is_shallow
             known = len(shared)
             shared.append((target.choices, traced))
         size = (known, round(math.log(card.total_bytes) / math.log1p(_ALIKE)))
@@ -433,10 +432,8 @@ class _Solver:
         import numpy as np
 
         longest = self.solve(headroom_bytes).max_length
-        lengths = sorted(
-            {min(padded_length(int(share * longest), self.goal.pad_multiple), longest) for share in shares},
-            reverse=True,
-        )
+        padded = (min(padded_length(int(share * longest), self.goal.pad_multiple), longest) for share in shares)
+        lengths = sorted({self.traced.scripted_length(length) for length in padded}, reverse=True)
         sizes = max_batch_sizes(
             self.cost,
             np.array(lengths, dtype=np.int64),

@@ -2,7 +2,7 @@
 
 With no options, published peaks are compared with predicted ones. `--families` holds the cost that traces give of each
 model family of transformers against traces of shapes it was not made from. `--forms` fits the forms of cost model that
-need no trace to a handful of probes, and compares them with it.
+need no trace to a handful of probes, and compares them with it. `--speed` times a trace and a table over all cards.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import bench_families
 import forms_beside_exact
+import prediction_speed
 import published_tables
 
 
@@ -26,6 +27,8 @@ def main() -> None:
         print(bench_families.table(found))
     elif options.forms:
         print(forms_beside_exact.table(only=options.only))
+    elif options.speed:
+        print(prediction_speed.table())
     elif options.csv:
         print(published_tables.of_file(options.csv, model=options.model, attention=options.attention, **_card(options)))
     else:
@@ -38,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--families", action="store_true", help="every model family of transformers")
     parser.add_argument("--aligned", action="store_true", help="families at multiples of 8 alone, in half the time")
     parser.add_argument("--forms", action="store_true", help="linear and quadratic beside exact")
+    parser.add_argument("--speed", action="store_true", help="seconds and memory of traces and predictions")
     parser.add_argument("--only", metavar="NAME", help="one family")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="findings, to be resumed from")

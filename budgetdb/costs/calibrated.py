@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from typing_extensions import override
 
 from budgetdb.costs.exact import ExactCost, Form, FormsCost, read_forms
 from budgetdb.costs.forms import Moment
 from budgetdb.profiles import CostParameter, Probe
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from budgetdb.costs.exact import Lines
 
 _SCALARS = ("c", "s", "d")
 # Weight of staying with the trace as it is, relative to a probe's: it decides only what the probes leave open.
@@ -52,6 +58,11 @@ class CalibratedCost(FormsCost):
             )
             for line in self._trace.lines(length)
         ]
+
+    @override
+    def all_lines(self, lengths: NDArray[np.float64]) -> Iterator[Lines]:
+        for constants, slopes in self._trace.all_lines(lengths):
+            yield self._c + self._s * constants, self._s * slopes + self._d * lengths
 
     @override
     def parameters(self) -> dict[str, CostParameter]:

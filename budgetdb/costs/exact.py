@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from typing_extensions import override
@@ -16,6 +16,8 @@ from budgetdb.shapes import Shape
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Lines = tuple[NDArray[np.float64], NDArray[np.float64]]  # constants and slopes
 
 
 class Form(NamedTuple):
@@ -52,6 +54,16 @@ class Form(NamedTuple):
         constant = self.c + tokens * (self.l + self.ll * tokens)
         return constant, self.k + tokens * (self.kl + self.kll * tokens)
 
+    def lines(self, lengths: NDArray[np.float64]) -> Lines:
+        """`line` at each of `lengths`; before `first` it is no bytes at all."""
+        import numpy as np
+
+        tokens = np.minimum(lengths, self.last) if self.last else lengths
+        valid = lengths >= self.first
+        constants = self.c + tokens * (self.l + self.ll * tokens)
+        slopes = self.k + tokens * (self.kl + self.kll * tokens)
+        return np.where(valid, constants, 0.0), np.where(valid, slopes, 0.0)
+
     def check(self) -> Self:
         """Itself, if the bytes are finite, not negative, and never fall as rows or length grow.
 
@@ -81,6 +93,10 @@ class FormsCost(CostModel):
         """
         raise NotImplementedError
 
+    def all_lines(self, lengths: NDArray[np.float64]) -> Iterator[Lines]:
+        """The lines of each form at all of `lengths`; one that is not valid yet is no bytes at all."""
+        raise NotImplementedError
+
     @override
     def peak_bytes(self, shape: Shape) -> int:
         at = Shape(shape.batch_size, 1)
@@ -94,13 +110,10 @@ class FormsCost(CostModel):
     def max_batch_sizes(self, lengths: Iterable[int], limit_bytes: int) -> NDArray[np.int64]:
         import numpy as np
 
-        all_lines = [self.lines(int(length)) for length in lengths]
-        sizes = np.full(len(all_lines), UNLIMITED, dtype=np.int64)
-        for i in range(max(map(len, all_lines), default=0)):
-            rows = [row for row, lines in enumerate(all_lines) if i < len(lines)]
-            constants = np.array([all_lines[row][i].constant for row in rows], dtype=np.float64)
-            slopes = np.array([all_lines[row][i].token for row in rows], dtype=np.float64)
-            sizes[rows] = np.minimum(sizes[rows], rows_below(constants, slopes, limit_bytes))
+        lengths_array = np.fromiter(lengths, dtype=np.float64)
+        sizes = np.full(len(lengths_array), UNLIMITED if limit_bytes >= 0 else 0, dtype=np.int64)
+        for constants, slopes in self.all_lines(lengths_array):
+            sizes = np.minimum(sizes, rows_below(constants, slopes, limit_bytes))
         return sizes
 
 
@@ -129,6 +142,10 @@ class ExactCost(FormsCost):
     def lines(self, length: int) -> list[Moment]:
         lines = (form.line(length) for form in self.forms)
         return [Moment(constant=line[0], token=line[1]) for line in lines if line is not None]
+
+    @override
+    def all_lines(self, lengths: NDArray[np.float64]) -> Iterator[Lines]:
+        return (form.lines(lengths) for form in self.forms)
 
     @override
     def parameters(self) -> dict[str, CostParameter]:

@@ -69,7 +69,10 @@ def solve(
         return None
     lengths, sizes = lengths[:fitting], sizes[:fitting]
     longest = int(lengths[-1])
-    any_rows = max_batch_sizes(cost, lengths, usable_bytes=usable_bytes, caps=caps.model_copy(update={"rows": None}))
+    any_rows = sizes
+    if caps.rows is not None:
+        caps_of_tokens = caps.model_copy(update={"rows": None})
+        any_rows = max_batch_sizes(cost, lengths, usable_bytes=usable_bytes, caps=caps_of_tokens)
     # B is safe at L when floor(B / L) <= size, that is when B < (size + 1) * L.
     token_budget = int(((np.minimum(any_rows, UNLIMITED) + 1) * lengths).min()) - 1
     shown = _shown_lengths(lengths, probes, pad_multiple)

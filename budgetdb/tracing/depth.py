@@ -62,13 +62,16 @@ class Stack:
 class DeepTracer:
     """Traces a deep model by way of shallow copies of it, where its layers repeat; else as `Tracer` does.
 
-    Args: as of `Tracer`.
+    Args:
+        model, workload, target: as of `Tracer`.
+        depth_is_known: shallow copies stood for this model on another target, and are not compared with it again.
 
     Attributes:
         whole: the tracer of the model at its whole depth.
     """
 
-    def __init__(self, model: Any, workload: Workload, target: Target) -> None:
+    def __init__(self, model: Any, workload: Workload, target: Target, *, depth_is_known: bool = False) -> None:
+        self._is_known = depth_is_known
         self.whole = Tracer(model, workload, target)
         self._hold = workload.hold
         self._stacks = layer_stacks(model)
@@ -125,7 +128,7 @@ class DeepTracer:
         if kind not in self._blocks:
             blocks = [_Block.between(self._entered(shallow).trace(shape), deeper) for shallow in self._shallow]
             self.whole.repeats = all(shallow.repeats for shallow in self._shallow)
-            if not _same(self._extended(deeper, blocks), self.whole.trace(shape)):
+            if not self._is_known and not _same(self._extended(deeper, blocks), self.whole.trace(shape)):
                 raise _UnlikeError("its whole depth allocates otherwise")
             self._blocks[kind] = blocks
         return self._blocks[kind]

@@ -1,8 +1,10 @@
 """From a few small traces to the peak at every shape.
 
 The size of every storage of a step is a polynomial in the number of rows k and their length L, with the terms 1, k, L,
-kL, L² and kL². Six traces give six equations for each event; the bytes alive after each event are sums of these, and
-the peak is the largest of the sums. What holds is checked on traces that were not used, to the byte.
+kL, L² and kL². Three lengths give it at one k; and since nearly every storage has either a part for each row or nothing
+that grows with the rows, one more trace tells which. Where a storage is a mixture of both, six traces give six
+equations. The bytes alive after each event are sums of these, and the peak is the largest of the sums. What holds is
+checked on traces that were not used, to the byte.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from budgetdb.tracing.lifetimes import Event, Moment, Trace
 
 Array = NDArray[np.float64]
 
-# Two numbers of rows and three lengths: enough for six terms, and every shape small.
-BASIS_ROWS = (2, 3)
-BASIS_LENGTHS = 3
 # Coefficients are whole bytes, or halves where something is as long as half a row.
 _PARTS = 2
+_TERMS = 6
+_FEW = 4
 # Largest residual of a solved event, in bytes: rounding of the solution and nothing else.
 _RESIDUAL = 0.25
 # Where it is looked for which moments are ever the peak: up to a million rows, and lengths up to 2**17.
@@ -71,20 +72,23 @@ class Solved:
 
 
 def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> Solved:
-    """The forms valid for lengths `first` to `last` (0 for no end), from traces at six shapes.
+    """The forms valid for lengths `first` to `last` (0 for no end), from a few traces.
 
-    Two shapes of one length are enough for the forms of that length alone.
+    Args:
+        traces: of three lengths at one number of rows, and of any other shape after them; or of three lengths at two
+            numbers of rows; or of one length at two, which is enough for the forms of that length alone.
+        first: shortest length of the forms.
+        last: longest.
 
     Raises:
-        NotPolynomialError: the traces' events don't line up, or a size fits no polynomial.
+        NotPolynomialError: the traces' events don't line up, or a size fits no polynomial; of four traces, one that is
+            neither in proportion to the rows nor independent of them.
     """
     _check_aligned([trace for _, trace in traces])
-    terms = np.array([_terms(shape.batch_size, shape.length) for shape, _ in traces])
     sizes = np.array([[event.nbytes for event in trace.events] for _, trace in traces], dtype=np.float64)
-    coefficients = np.zeros((terms.shape[1], sizes.shape[1]))
-    # As many terms as there are equations: of one length, 1 and k.
-    coefficients[: len(traces)] = np.linalg.solve(terms[:, : len(traces)], sizes)
-    coefficients = np.round(coefficients * _PARTS) / _PARTS
+    solver = _coefficients_of_four if len(traces) == _FEW else _coefficients_of_grid
+    coefficients = np.round(solver([shape for shape, _ in traces], sizes) * _PARTS) / _PARTS
+    terms = np.array([_terms(shape.batch_size, shape.length) for shape, _ in traces])
     residual = np.abs(terms @ coefficients - sizes)
     if residual.max(initial=0.0) > _RESIDUAL:
         worst = int(residual.max(axis=0).argmax())
@@ -101,6 +105,30 @@ def solve(traces: Sequence[tuple[Shape, Trace]], *, first: int, last: int) -> So
         moments=tuple(trace.moments[births[i]] for i in winners),
         script=Script(tuple(event.storage for event in trace.events[step]), coefficients.T[step]),
     )
+
+
+def _coefficients_of_grid(shapes: Sequence[Shape], sizes: Array) -> Array:
+    """As many terms as there are shapes, of one length 1 and k; shape `(6, events)`."""
+    terms = np.array([_terms(shape.batch_size, shape.length) for shape in shapes])[:, : len(shapes)]
+    coefficients = np.zeros((_TERMS, sizes.shape[1]))
+    coefficients[: len(shapes)] = np.linalg.solve(terms, sizes)
+    return coefficients
+
+
+def _coefficients_of_four(shapes: Sequence[Shape], sizes: Array) -> Array:
+    """A polynomial in the length at the first three, in proportion to the rows or not as the fourth says."""
+    *same, other = shapes
+    rows = same[0].batch_size
+    powers = np.array([[1.0, shape.length, shape.length**2] for shape in shapes])
+    in_length = np.linalg.solve(powers[:-1], sizes[:-1])
+    foretold = powers[-1] @ in_length
+    is_shared = np.abs(sizes[-1] - foretold) <= _RESIDUAL
+    if not (is_shared | (np.abs(sizes[-1] - foretold * other.batch_size / rows) <= _RESIDUAL)).all():
+        raise NotPolynomialError("a size has a part for each row and one for all rows")
+    coefficients = np.zeros((_TERMS, sizes.shape[1]))
+    coefficients[0::2] = np.where(is_shared, in_length, 0.0)
+    coefficients[1::2] = np.where(is_shared, 0.0, in_length / rows)
+    return coefficients
 
 
 def signature(trace: Trace) -> int:

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from budgetdb.errors import SimulatedOutOfMemoryError, UsageError
 from budgetdb.tracing.allocator import CachingAllocator
@@ -25,7 +25,17 @@ _DEFAULT_SETTINGS = AllocatorSettings()
 WARM_PASSES = 5
 
 
-def replay(events: Iterable[Event], allocator: CachingAllocator) -> dict[int, int]:
+class Allocates(Protocol):
+    """What events are replayed on: `CachingAllocator`, or what only counts."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory for so many bytes; a handle to it."""
+
+    def free(self, handle: int) -> None:
+        """Give it back."""
+
+
+def replay(events: Iterable[Event], allocator: Allocates) -> dict[int, int]:
     """Run one list of events on the allocator; the handles of the storages it leaves alive.
 
     >>> allocator = CachingAllocator()
@@ -54,7 +64,7 @@ def replay(events: Iterable[Event], allocator: CachingAllocator) -> dict[int, in
 
 def run(
     streams: Iterable[Sequence[Event]],
-    allocator: CachingAllocator,
+    allocator: Allocates,
     *,
     resident: Iterable[int] = (),
     hold: Hold = "none",
@@ -85,9 +95,26 @@ def run(
 
 def peak_live_bytes(streams: Iterable[Sequence[Event]], *, resident: Iterable[int] = (), hold: Hold = "none") -> int:
     """The most bytes alive at once, as asked for: what no allocator can do with less than."""
-    allocator = CachingAllocator()
-    run(streams, allocator, resident=resident, hold=hold)
-    return allocator.peak_requested_bytes
+    counter = _LiveBytes()
+    run(streams, counter, resident=resident, hold=hold)
+    return counter.peak
+
+
+class _LiveBytes:
+    """What is alive, as an allocator that has room for everything and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.peak = self._alive = 0
+        self._sizes: list[int] = []
+
+    def allocate(self, nbytes: int) -> int:
+        self._alive += nbytes
+        self.peak = max(self.peak, self._alive)
+        self._sizes.append(nbytes)
+        return len(self._sizes) - 1
+
+    def free(self, handle: int) -> None:
+        self._alive -= self._sizes[handle]
 
 
 def smallest_limit_bytes(

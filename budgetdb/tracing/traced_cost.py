@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,9 +23,11 @@ TraceAt = Callable[[Shape], Trace]
 # What kernels align rows to: with lengths that are no multiple of it, masks are padded and the sequence is another.
 _ALIGNED = 8
 _ROWS = (2, 3)
-# Three lengths are solved for, the last two this far above the first; one more is checked.
+# Three lengths are solved for, the last two this far above the first; one more tells what grows with the rows, and
+# longer ones and more rows are checked.
 _SPACING = (0, 16, 48)
-_CHECKED = 72
+_CHECKED, _CHECKED_ROWS = 72, 5
+_MANY_ROWS = 64
 # Lengths that run alike over less than this are solved for one by one.
 _LEAST_SPAN = 2 * _ALIGNED
 # Windows and chunks change the sequence once or twice; what changes it more often is a loop over the tokens.
@@ -60,6 +63,13 @@ class TracedCost:
     traces: int
     scripts: tuple[tuple[range, Script], ...]
     _trace_at: TraceAt
+
+    def scripted_length(self, length: int) -> int:
+        """The longest length up to `length` whose events follow a rule; `length` itself where there is none."""
+        below = [
+            max(range(lengths[0], min(length, lengths[-1]) + 1, lengths.step), default=0) for lengths, _ in self.scripts
+        ]
+        return max(below, default=0) or length
 
     def step(self, shape: Shape) -> list[Event]:
         """The events of one step at `shape` and its batch, for an allocator; traced anew where they follow no rule."""
@@ -210,10 +220,10 @@ def _solvable(regime: range) -> Iterator[range]:
 
 
 def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
-    """Solve at six shapes, and check at others: one beyond them, one row of the longest, and many rows."""
+    """Solve at a few shapes, and check at others: one beyond them, one row of the longest, and many rows."""
     solved = _solved(traces, lengths, first=first, last=last)
     cost = ExactCost([form._replace(first=1.0) for form in solved.forms])
-    for shape in _checks(lengths, _basis(lengths)[0]):
+    for shape in _checks(lengths):
         difference = cost.peak_bytes(shape) - traces.at(shape).peak_bytes
         if difference and not (difference > 0 and _is_alone(traces, shape)):
             raise NotPolynomialError(f"the polynomials miss a trace of {shape} by {difference} bytes")
@@ -222,8 +232,15 @@ def _solve_regime(traces: _Traces, lengths: range, *, first: int, last: int) -> 
 
 def _solved(traces: _Traces, lengths: range, *, first: int, last: int) -> Solved:
     start, spacing = _basis(lengths)
-    shapes = [Shape(rows, start + more) for rows in _ROWS for more in spacing]
-    return solve([(shape, traces.at(shape)) for shape in shapes], first=first, last=last)
+
+    def solved(shapes: Sequence[Shape]) -> Solved:
+        return solve([(shape, traces.at(shape)) for shape in shapes], first=first, last=last)
+
+    few, more = ([Shape(rows, start + beyond) for beyond in spacing] for rows in _ROWS)
+    if len(spacing) > 1:
+        with suppress(NotPolynomialError):
+            return solved([*few, _beyond(lengths)])
+    return solved([*few, *more])
 
 
 def _is_alone(traces: _Traces, shape: Shape) -> bool:
@@ -239,16 +256,22 @@ def _basis(lengths: range) -> tuple[int, Sequence[int]]:
     return lengths[0], (0, _ALIGNED, _LEAST_SPAN) if len(lengths) > 1 else (0,)
 
 
-def _checks(lengths: range, start: int) -> list[Shape]:
-    def nearest(length: int) -> int:
-        """The longest length up to `length` that is in the regime and of the same remainder as `start`."""
-        return start + max(min(length, lengths[-1]) - start, 0) // _ALIGNED * _ALIGNED
+def _beyond(lengths: range) -> Shape:
+    """More rows than are solved for, and a length above them where the regime has one."""
+    start, _ = _basis(lengths)
+    return Shape(_CHECKED_ROWS, _nearest(lengths, start + _CHECKED))
 
-    return [
-        Shape(5, nearest(start + _CHECKED)),
-        Shape(1, nearest(lengths[-1])),
-        Shape(64, nearest((start + lengths[-1]) // 2)),
-    ]
+
+def _checks(lengths: range) -> list[Shape]:
+    start, _ = _basis(lengths)
+    middle = _nearest(lengths, (start + lengths[-1]) // 2)
+    return [_beyond(lengths), Shape(1, _nearest(lengths, lengths[-1])), Shape(_MANY_ROWS, middle)]
+
+
+def _nearest(lengths: range, length: int) -> int:
+    """The longest length up to `length` that is in the regime and of the remainder that is solved for."""
+    start, _ = _basis(lengths)
+    return start + max(min(length, lengths[-1]) - start, 0) // _ALIGNED * _ALIGNED
 
 
 def _fit(traces: _Traces, *, longest: int, pad_multiple: int) -> tuple[CostModel, float]:
