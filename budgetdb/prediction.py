@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PretrainedConfig
 
 from budgetdb.calibration.calibrator import Goal
 from budgetdb.calibration.guess import Guess
 from budgetdb.calibration.session import Session
-from budgetdb.calibration.subject import Described, Subject, describe_subject
+from budgetdb.calibration.subject import Place, Subject, describe_subject
 from budgetdb.costs.base import CostModel
 from budgetdb.costs.calibrated import ScaledTrace
 from budgetdb.costs.exact import ExactCost
 from budgetdb.costs.frontier import Solved, max_batch_sizes, solve
-from budgetdb.devices.base import Device, Room
+from budgetdb.devices.base import Device
 from budgetdb.devices.catalogue import CatalogueCard, custom_card, load_catalogue
 from budgetdb.devices.choose import choose_device
 from budgetdb.devices.simulated import SimulatedCard
@@ -46,23 +46,15 @@ CARD_ERROR = 0.05
 # (scripts/gpu_acceptance --device cpu, section 3).
 CPU_ERROR = 0.02
 # Shares of the longest length whose largest batches are run through the allocator one after another.
-_REPLAYED = (1.0, 0.75, 0.5, 0.25, 0.125)
-# The margin shrinks the batches, and smaller batches need another margin: twice is enough for it to settle.
+_REPLAYED = (1.0, 0.85, 0.7, 0.55, 0.4, 0.28, 0.18, 0.1)
+# The margin shrinks the batches, and smaller batches need another margin: so often it is narrowed down.
 _ROUNDS = 3
+# Batches of other lengths than those that are replayed may need a little more.
+_SLACK = 1.05
 # In a table over many cards fewer batches are replayed, once, and cards whose memory differs by less than this share
 # the fragmentation of one of them.
 _ALIKE = 0.03
 _REPLAYED_IN_TABLES = (1.0, 0.5, 0.125)
-
-
-class Place(Described, Protocol):
-    """A device as far as a prediction asks: there, or only known."""
-
-    def room(self, memory_limit_bytes: int | None = None) -> Room:
-        """What one process may use."""
-
-    def default_headroom_bytes(self, limit_bytes: int) -> int:
-        """What to keep free of it."""
 
 
 @dataclass(frozen=True)
@@ -346,17 +338,16 @@ def guess_for(session: Session, subject: Subject, goal: Goal) -> Guess | None:
         model, device = outline
         workload, longest = parse_workload(subject.workload), goal.longest(subject.facts.max_positions)
         traced = trace_for(model, device, workload, longest=longest, pad_multiple=goal.pad_multiple)
-        beside = 0
+        margin = 0
         if _simulated(device) is not None:
-            prediction = predict_for(model, device, goal, workload=workload, traced=traced)
-            beside = prediction.workspace_bytes + prediction.fragmentation_bytes
+            margin = predict_for(model, device, goal, workload=workload, traced=traced).fragmentation_bytes
     except Exception as error:  # a model's own code runs here, on tensors it was not written for
         _log.info("calibrating without a trace: %s", error)
         return None
     if not isinstance(traced.cost, ExactCost):
         return Guess(traced.cost, None, f"traced {traced.traces} shapes: {traced.reason}")
     trace = ScaledTrace.of(traced.cost, traced.resident_bytes)
-    return Guess(trace.unscaled(beside_bytes=beside), trace, f"traced exactly, from {traced.traces} shapes")
+    return Guess.of(trace, margin_bytes=margin, note=f"traced exactly, from {traced.traces} shapes")
 
 
 def _simulated(place: Place) -> SimulatedCard | None:
@@ -419,13 +410,22 @@ class _Solver:
         if quick:
             margin = taken(self._worst_steps(base_bytes, _REPLAYED_IN_TABLES))
             return Margins(margin, margin)
-        margin, steps = 0, self._worst_steps(base_bytes, _REPLAYED)
+        margin = taken(self._worst_steps(base_bytes, _REPLAYED))
         for _ in range(_ROUNDS):
-            more = taken(steps)
-            if more <= margin:
+            # Smaller batches need less, as a rule: what is enough for them lies between that and what larger ones need.
+            least = taken(self._worst_steps(base_bytes + margin, _REPLAYED))
+            if least <= margin:
                 break
-            margin, steps = more, self._worst_steps(base_bytes + more, _REPLAYED)
-        return Margins(margin, min(taken(steps, expandable=True), margin))
+            margin = least
+        for _ in range(_ROUNDS):
+            middle = (least + margin) // 2
+            if taken(self._worst_steps(base_bytes + middle, _REPLAYED)) <= middle:
+                margin = middle
+            else:
+                least = middle
+        margin = int(_SLACK * margin)
+        steps = self._worst_steps(base_bytes + margin, _REPLAYED)
+        return Margins(margin, min(int(_SLACK * taken(steps, expandable=True)), margin))
 
     def _worst_steps(self, headroom_bytes: int, shares: Sequence[float]) -> list[list[Event]]:
         """The largest batches of a run of mixed lengths, longest first."""

@@ -146,20 +146,32 @@ def run_calibration(
     if usable:
         listen(CalibrationEvent("resumed", f"{len(usable)} probes of an earlier calibration are used again"))
     if guess is not None:
+        ran = list(usable)
+
+        def needed(shape: Shape, purpose: str = "search") -> Probe:
+            ran.append(probe(shape, purpose))
+            return guess.needed(ran[-1])
+
         planner = _guided_planner(subject, goal, ready, longest=longest, guess=guess)
-        found = run_search(planner, probe, limit_bytes=ready.limit_bytes, known=usable, timeout_s=goal.timeout_s)
+        found = run_search(
+            planner,
+            needed,
+            limit_bytes=ready.limit_bytes,
+            known=[guess.needed(earlier) for earlier in usable],
+            timeout_s=goal.timeout_s,
+        )
         if guess.is_trusted(found.probes):
             found = check_frontier(
                 planner,
                 found,
-                lambda shape: probe(shape, "check"),
+                lambda shape: needed(shape, "check"),
                 limit_bytes=ready.limit_bytes,
                 shares=GUIDED_SHARES if guess.trace is not None else SHARES,
             )
         if guess.is_trusted(found.probes):
-            return _profile(subject, goal, ready, found)
+            return _profile(subject, goal, ready, replace(found, probes=tuple(ran)))
         listen(CalibrationEvent("note", "the trace and the probes disagree: the cost model is fitted to probes alone"))
-        usable = list(found.probes)
+        usable = ran
     planner = _planner(subject, goal, ready, longest=longest)
     found = run_search(planner, probe, limit_bytes=ready.limit_bytes, known=usable, timeout_s=goal.timeout_s)
     found = check_frontier(planner, found, lambda shape: probe(shape, "check"), limit_bytes=ready.limit_bytes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from budgetdb.costs.base import CostModel
 from budgetdb.costs.calibrated import TRUSTED_ERROR, ScaledTrace
 from budgetdb.costs.frontier import max_batch_sizes
-from budgetdb.profiles import Caps, Probe
+from budgetdb.profiles import Caps, Outcome, Probe
 from budgetdb.shapes import padded_length
 
 
@@ -16,15 +17,43 @@ from budgetdb.shapes import padded_length
 class Guess:
     """A cost model from a trace.
 
+    A trace counts bytes that are alive, and so do probes: what a caching allocator reserves beyond them is partly cache
+    that it gives back when it has to, and partly lost between blocks, more or less by chance. So a trace is compared
+    with what was allocated, and what may be lost in a run of mixed shapes is a constant beside it.
+
     Attributes:
-        cost: what a step is expected to take on the device, the allocator's share included: where to probe first.
+        cost: what a step is expected to need on the device, the allocator's share included: where to probe first.
         trace: the exact trace to be scaled by probes; None where there are only traces that a model was fitted to.
         note: one line for people.
+        margin_bytes: what the allocator may lose between blocks; part of the constant of `cost` and `trace`.
     """
 
     cost: CostModel
     trace: ScaledTrace | None
     note: str
+    margin_bytes: int = 0
+
+    @classmethod
+    def of(cls, trace: ScaledTrace, *, margin_bytes: int, note: str) -> Self:
+        """A guess by an exact trace, on an allocator that may lose so much."""
+        beside = replace(trace, resident_bytes=trace.resident_bytes + margin_bytes)
+        return cls(beside.unscaled(), beside, note, margin_bytes)
+
+    def needed(self, probe: Probe) -> Probe:
+        """A probe as the trace is compared with it: what it allocated, and the margin.
+
+        A step that ended after the allocator gave its cache back did end: that much is what the margin is for.
+        """
+        if self.trace is None or probe.peak_allocated_bytes is None:
+            return probe
+        return probe.model_copy(
+            update={
+                "outcome": Outcome.FITS,
+                "peak_allocated_bytes": probe.peak_allocated_bytes + self.margin_bytes,
+                "peak_reserved_bytes": None,
+                "baseline_bytes": probe.baseline_bytes + self.margin_bytes,
+            }
+        )
 
     def lengths(self, longest: int, *, pad_multiple: int, usable_bytes: int) -> list[int]:
         """The lengths to probe: the shortest and the longest, and between them one where another moment decides."""
@@ -34,8 +63,14 @@ class Guess:
         return sorted(ends | ({middle} if middle is not None else set()))
 
     def is_trusted(self, probes: Sequence[Probe]) -> bool:
-        """Whether leaving one probe out, the others predict its peak: then the trace has the right form."""
-        error = self.trace.leave_one_out(probes) if self.trace is not None else None
+        """Whether the trace has the right form: as it is, or leaving one probe out and scaled by the others.
+
+        Few probes of an allocator that rounds can't tell a factor from bytes per token; where the trace needs neither,
+        it does not have to.
+        """
+        if self.trace is None or self.trace.unscaled_error(probes) <= TRUSTED_ERROR:
+            return True
+        error = self.trace.leave_one_out(probes)
         return error is None or error <= TRUSTED_ERROR
 
     def _other_moment(self, shortest: int, longest: int, *, pad_multiple: int, usable_bytes: int) -> int | None:

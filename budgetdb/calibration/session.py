@@ -10,8 +10,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from budgetdb.calibration.prober import PoisonedProcessError, Prober
-from budgetdb.calibration.subject import Subject, describe_subject
-from budgetdb.devices.base import Device
+from budgetdb.calibration.subject import Place, Subject, describe_subject
+from budgetdb.devices.base import Device, Room
 from budgetdb.errors import DoesNotFitError, WorkerError
 from budgetdb.models.facts import resident_bytes
 from budgetdb.profiles import Probe
@@ -58,7 +58,7 @@ class Session(ABC):
         """What is to be calibrated; no step is run, and no weights are loaded for it."""
 
     @abstractmethod
-    def outline(self) -> tuple[Any, Device] | None:
+    def outline(self) -> tuple[Any, Place] | None:
         """The model, live or without memory, and the device: what a trace needs; None where none should be made.
 
         Raises:
@@ -159,21 +159,33 @@ def prepare_prober(
     """
     room = prober.start(longest=longest, memory_limit_bytes=memory_limit_bytes)
     headroom = device.default_headroom_bytes(room.limit_bytes) if headroom_bytes is None else headroom_bytes
+    ready = ready_within(
+        room, headroom_bytes=headroom, resident_bytes=resident_bytes, warm_up_bytes=prober.warm_up_bytes
+    )
+    prober.cap(ready.usable_bytes)
+    return ready
+
+
+def ready_within(room: Room, *, headroom_bytes: int, resident_bytes: int, warm_up_bytes: int = 0) -> Ready:
+    """What a session may use of `room`.
+
+    Raises:
+        DoesNotFitError: the model alone takes all there is.
+    """
     ready = Ready(
         limit_bytes=room.limit_bytes,
-        headroom_bytes=headroom,
+        headroom_bytes=headroom_bytes,
         overhead_bytes=room.overhead_bytes,
         resident_bytes=resident_bytes,
-        warm_up_bytes=prober.warm_up_bytes,
+        warm_up_bytes=warm_up_bytes,
     )
     if ready.usable_bytes <= resident_bytes:
         raise DoesNotFitError(
             f"the model's weights take {format_bytes(resident_bytes)}, and {format_bytes(ready.usable_bytes)} may be "
-            f"used: a limit of {format_bytes(ready.limit_bytes)} less {format_bytes(headroom)} of headroom, beside "
-            f"{format_bytes(room.overhead_bytes)} that the process takes for itself",
+            f"used: a limit of {format_bytes(ready.limit_bytes)} less {format_bytes(headroom_bytes)} of headroom, "
+            f"beside {format_bytes(room.overhead_bytes)} that the process takes for itself",
             needed_bytes=resident_bytes,
             limit_bytes=room.limit_bytes,
             next_step="Raise --memory-limit, free memory on the device, or use a smaller dtype",
         )
-    prober.cap(ready.usable_bytes)
     return ready

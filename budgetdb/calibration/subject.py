@@ -9,6 +9,7 @@ import torch
 import transformers
 from pydantic import BaseModel, ConfigDict
 
+from budgetdb.devices.base import Room
 from budgetdb.devices.info import DeviceInfo
 from budgetdb.models.facts import describe
 from budgetdb.models.spec import ModelFacts
@@ -58,6 +59,16 @@ class Described(Protocol):
 
     def caps(self, *, heads: int | None, widest: int | None) -> Caps:
         """Limits of its kernels."""
+
+
+class Place(Described, Protocol):
+    """A device as far as a prediction asks: there, or only known."""
+
+    def room(self, memory_limit_bytes: int | None = None) -> Room:
+        """What one process may use."""
+
+    def default_headroom_bytes(self, limit_bytes: int) -> int:
+        """What to keep free of it."""
 
 
 def describe_subject(model: Any, *, device: Described, workload: Workload, name: str | None = None) -> Subject:

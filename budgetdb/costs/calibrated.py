@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SCALARS = ("c", "s", "d")
 # Weight of staying with the trace as it is, relative to a probe's: it decides only what the probes leave open.
-_PULL = 1e-3
+_PULL = 1e-2
 # Leaving one probe out, the others must predict its peak this well for the trace to be believed (DESIGN 6).
 TRUSTED_ERROR = 0.02
 
@@ -132,13 +132,14 @@ class ScaledTrace:
         fitted = [probe for probe in probes if probe.fits]
         if len({probe.shape for probe in fitted}) < 3:
             return None
-        errors = []
-        for left_out in fitted:
-            others = [probe for probe in fitted if probe.shape != left_out.shape]
-            predicted = self.fit(others).peak_bytes(left_out.shape)
-            above = max(left_out.peak_bytes - left_out.baseline_bytes, 1)
-            errors.append(abs(predicted - left_out.peak_bytes) / above)
-        return max(errors)
+        return max(
+            _error(self.fit([probe for probe in fitted if probe.shape != left_out.shape]), left_out)
+            for left_out in fitted
+        )
+
+    def unscaled_error(self, probes: Sequence[Probe]) -> float:
+        """The largest relative error of the trace as it is, of peaks above the baseline; 0 where no probe fitted."""
+        return max((_error(self.unscaled(), probe) for probe in probes if probe.fits), default=0.0)
 
     def _least_squares(self, probes: Sequence[Probe], base: float) -> tuple[float, float, float]:
         import numpy as np
@@ -176,3 +177,8 @@ class ScaledTrace:
         lifted = CalibratedCost(self.forms, c=base + lift * fixed, s=lift * factor, d=lift * token)
         missing = max(0, *(probe.peak_bytes - lifted.peak_bytes(probe.shape) for probe in probes))
         return CalibratedCost(self.forms, c=base + lift * fixed + missing, s=lift * factor, d=lift * token)
+
+
+def _error(cost: CalibratedCost, probe: Probe) -> float:
+    above = max(probe.peak_bytes - probe.baseline_bytes, 1)
+    return abs(cost.peak_bytes(probe.shape) - probe.peak_bytes) / above

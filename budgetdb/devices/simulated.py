@@ -96,16 +96,16 @@ class SimulatedCard:
     ) -> int:
         """What the allocator needs beyond the bytes alive when `steps` run one after another in one process.
 
-        Each as twice in a row, since a warm allocator can fail where a cold one did not. `expandable` overrides the
-        setting of that name.
+        Each twice in a row, since a warm allocator can fail where a cold one did not, and then all of them backwards:
+        an evaluation may be in any order. `expandable` overrides the setting of that name.
         """
         settings = self.settings
         if expandable is not None:
             settings = replace(settings, expandable_segments=expandable)
-        twice = [step for step in steps for _ in range(2)]
+        stream = [*(step for step in steps for _ in range(2)), *reversed(steps)]
         resident = [resident_bytes, *self.workspaces]
-        needed = smallest_limit_bytes(twice, settings, resident=resident, hold=cast("Hold", hold))
-        return needed - peak_live_bytes(twice, resident=resident, hold=cast("Hold", hold))
+        needed = smallest_limit_bytes(stream, settings, resident=resident, hold=cast("Hold", hold))
+        return needed - peak_live_bytes(stream, resident=resident, hold=cast("Hold", hold))
 
     def fits(
         self, steps: Sequence[Sequence[Event]], *, resident_bytes: int, hold: str, limit_bytes: int

@@ -54,18 +54,33 @@ def check_fitted(cost: type[FittedCost], probes: Sequence[Probe]) -> None:
         ContractError: a promise is broken.
     """
     model = cost.fit(probes)
-    written = json.dumps(_finite(model))
-    require(cost.fit(probes) == model, f"two fits to equal probes differ: {written}")
-    lengths = sorted({*_LENGTHS, *(probe.length for probe in probes)})
+    require(cost.fit(probes) == model, f"two fits to equal probes differ: {json.dumps(_finite(model))}")
     _check_safe_side(model, probes)
+    check_model(model, shapes=[probe.shape for probe in probes])
+
+
+def check_model(model: CostModel, *, shapes: Sequence[Shape] = ()) -> None:
+    """Hold one cost model, however it was made, to every promise of `CostModel`.
+
+    >>> from budgetdb.costs.exact import ExactCost, Form
+    >>> check_model(ExactCost([Form(1, 0, c=2**20, k=0, l=0, kl=512, ll=0, kll=4)]))
+
+    Args:
+        model: the model.
+        shapes: batches to look at beside the usual ones.
+
+    Raises:
+        ContractError: a promise is broken; the message says which one, and at what values.
+    """
+    written = json.dumps(_finite(model))
+    lengths = sorted({*_LENGTHS, *(shape.length for shape in shapes)})
     _check_monotone(model, lengths)
-    limits = sorted({0, 2**33, 2**50, *_limits(model, probes)})
-    for limit_bytes in limits:
+    for limit_bytes in sorted({0, 2**33, 2**50, *_limits(model, shapes)}):
         _check_inverse(model, lengths, limit_bytes)
         _check_vectorised(model, lengths, limit_bytes)
-    _check_stored(cost, model, lengths)
+    _check_stored(model, lengths)
     for what, parameters in _spoiled(model.parameters()):
-        require_value_error(lambda parameters=parameters: cost.from_parameters(parameters), f"from_parameters {what}")  # type: ignore[misc] # mypy infers no default of a lambda
+        require_value_error(lambda parameters=parameters: model.from_parameters(parameters), f"from_parameters {what}")  # type: ignore[misc] # mypy infers no default of a lambda
     require(json.dumps(_finite(model)) == written, f"the model changed while it was asked: {written}")
 
 
@@ -122,9 +137,9 @@ def _check_monotone(model: CostModel, lengths: Sequence[int]) -> None:
             require(lower <= upper, f"the peak falls from {lower} at {small} to {upper} at {large}")
 
 
-def _limits(model: CostModel, probes: Sequence[Probe]) -> Iterator[int]:
+def _limits(model: CostModel, shapes: Sequence[Shape]) -> Iterator[int]:
     """Limits at which an inverse goes wrong first: just on a peak, and one byte to either side."""
-    for shape in (Shape(0, 8), Shape(1, 8), Shape(1, 512), Shape(256, 64), *(probe.shape for probe in probes[:4])):
+    for shape in (Shape(0, 8), Shape(1, 8), Shape(1, 512), Shape(256, 64), *shapes[:4]):
         peak = model.peak_bytes(shape)
         yield from (max(peak - 1, 0), peak, peak + 1)
 
@@ -151,11 +166,11 @@ def _check_vectorised(model: CostModel, lengths: Sequence[int], limit_bytes: int
     require(model.max_batch_sizes([], limit_bytes).shape == (0,), "max_batch_sizes of no lengths must be empty")
 
 
-def _check_stored(cost: type[FittedCost], model: CostModel, lengths: Sequence[int]) -> None:
+def _check_stored(model: CostModel, lengths: Sequence[int]) -> None:
     record = CostRecord.model_validate_json(model.record().model_dump_json())
-    require(record.kind == cost.kind, f"the record of a {cost.kind} model is of kind {record.kind}")
+    require(record.kind == model.kind, f"the record of a {model.kind} model is of kind {record.kind}")
     for parameters in (model.parameters(), json.loads(json.dumps(model.parameters())), record.parameters):
-        again = cost.from_parameters(parameters)
+        again = model.from_parameters(parameters)
         require(again == model, f"from_parameters({parameters}) is not the model they came from")
         for shape in (Shape(rows, length) for rows in _ROWS for length in lengths):
             require(again.peak_bytes(shape) == model.peak_bytes(shape), f"read back, the peak at {shape} is another")

@@ -170,6 +170,10 @@ class CachingAllocator:
         self._memory.peak_bytes = self._memory.held_bytes
         self._allocated_at_peak = self._allocated
 
+    def live_handles(self) -> set[int]:
+        """What was allocated and not freed."""
+        return set(self._live)
+
     def snapshot(self) -> list[SegmentSnapshot]:
         """Every segment and its blocks, as `torch.cuda.memory_snapshot` lists them, by address."""
         return snapshot_of([*self._live.values(), *self._small, *self._large])

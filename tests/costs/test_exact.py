@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budgetdb.costs.calibrated import CalibratedCost, ScaledTrace
@@ -14,6 +14,7 @@ from budgetdb.costs.exact import ExactCost, Form
 from budgetdb.costs.forms import UNLIMITED
 from budgetdb.profiles import CostRecord, Outcome, Probe
 from budgetdb.shapes import Shape
+from budgetdb.testing.costs import check_model
 
 MIB = 2**20
 BERT = (
@@ -130,3 +131,37 @@ def test_one_probe_scales_the_trace() -> None:
     fitted = trace.fit([probe(device, Shape(40, 256), baseline=200 * MIB)])
     assert fitted.peak_bytes(Shape(40, 256)) >= device.peak_bytes(Shape(40, 256))
     assert fitted.peak_bytes(Shape(20, 512)) == pytest.approx(device.peak_bytes(Shape(20, 512)), rel=0.05)
+
+
+signed = st.integers(-60, 60).map(lambda n: n / 2)
+
+
+@given(
+    st.builds(Form, st.integers(1, 40), st.just(0), st.integers(-50, 5000), *[signed] * 5),
+    st.integers(0, 60),
+    st.lists(st.integers(0, 50), min_size=2, max_size=4),
+)
+def test_a_form_that_is_let_through_is_never_negative_and_never_falls(form: Form, more: int, rows: list[int]) -> None:
+    form = form._replace(last=float(form.first + more) if more else 0.0)
+    try:
+        form.check()
+    except ValueError:
+        return
+    lengths = range(int(form.first), int(form.first) + 80)
+    for k in rows:
+        bytes_of = [line[0] + k * line[1] for line in map(form.line, lengths) if line is not None]
+        assert bytes_of[0] >= 0
+        assert bytes_of == sorted(bytes_of)
+    for length in lengths:
+        line = form.line(length)
+        assert line is not None
+        assert line[1] >= 0
+
+
+@given(forms(), st.floats(0.5, 2), st.integers(0, 2000), st.integers(0, 2**34))
+@settings(max_examples=15)
+def test_exact_and_calibrated_models_keep_the_contract(
+    made: tuple[Form, ...], factor: float, per_token: int, constant: int
+) -> None:
+    check_model(ExactCost(made))
+    check_model(CalibratedCost(made, c=constant, s=factor, d=per_token))
