@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from budgetdb.answers import Notebook, find_answer, make_answer, solved_for
 from budgetdb.calibration.calibrator import DEFAULT_MAX_STEP_S, CalibrationEvent, Goal, Listener
@@ -27,7 +26,7 @@ from budgetdb.plugins import WORKLOADS
 from budgetdb.prediction import predict_for
 from budgetdb.profiles import Profile
 from budgetdb.sampling.lengths import read_lengths
-from budgetdb.sampling.packing import padded_lengths
+from budgetdb.sampling.packing import Lengths, padded_lengths
 from budgetdb.sampling.sampler import ProfileBatchSampler
 from budgetdb.settings import format_bytes, read_settings
 from budgetdb.shapes import Shape, padded_length
@@ -272,7 +271,7 @@ def calibrate_token_budget(
     return budget
 
 
-def _longest(samples: NDArray[np.int64], *, pad_multiple: int, extra_tokens: int) -> int:
+def _longest(samples: Lengths, *, pad_multiple: int, extra_tokens: int) -> int:
     """The longest row as the device sees it: padded, and with what the model adds."""
     if pad_multiple < 1:
         raise UsageError(f"pad_multiple must be at least 1, got {pad_multiple}", next_step="Give a positive number")

@@ -1,7 +1,8 @@
 """Named implementations, loaded when first asked for, from this package or any other that is installed.
 
-Four registries, one for each extension point: `COSTS`, `DEVICES`, `WORKLOADS` and `ATTENTION` (which maps an attention
-implementation to the name of the cost model that describes it). Another package adds to one by a decorator::
+Five registries, one for each extension point: `COSTS`, `DEVICES`, `WORKLOADS`, `STRATEGIES` (of packing) and
+`ATTENTION` (which maps an attention implementation to the name of the cost model that describes it). Another package
+adds to one by a decorator::
 
     @budgetdb.plugins.COSTS.register("ring")
     class RingCost(FittedCost): ...
@@ -220,6 +221,15 @@ WORKLOADS = Registry(
         "loss": "budgetdb.workloads.loss:LossWorkload",
     },
 )
+STRATEGIES = Registry(
+    "budgetdb.strategies",
+    kind="strategy",
+    base="budgetdb.sampling.strategies:Strategy",
+    builtin={
+        "fastest": "budgetdb.sampling.strategies:Fastest",
+        "fewest": "budgetdb.sampling.strategies:Fewest",
+    },
+)
 # FIELD 2: eager attention materialises k*H*L*L scores; sdpa materialises the k*1*L*L mask once a row is padded; flash
 # attention and its kin keep neither. `none` is a callable whose attention is unknown: quadratic holds in any case.
 ATTENTION = Registry(
@@ -235,4 +245,4 @@ ATTENTION = Registry(
         "flash_attention_4": "linear",
     },
 )
-REGISTRIES = (COSTS, DEVICES, WORKLOADS, ATTENTION)
+REGISTRIES = (COSTS, DEVICES, WORKLOADS, STRATEGIES, ATTENTION)

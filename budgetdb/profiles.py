@@ -222,6 +222,8 @@ class Profile(_Record):
         resident_bytes: weights and buffers.
         warm_up_bytes: how much of the overhead came with the first steps: a process that has not run one yet will need
             as much.
+        step_s: seconds of a warm step of one short row: what a step takes that has hardly anything in it; 0 where that
+            was not measured.
         max_length: longest padded length it answers for.
         bound: what decides at that length; `max_length` when a longer one was asked for than the model takes.
         token_budget: `batch_size * padded_length` never above it is safe for every length up to `max_length`; so is
@@ -242,6 +244,7 @@ class Profile(_Record):
     overhead_bytes: Count = 0
     resident_bytes: Count
     warm_up_bytes: Count = 0
+    step_s: Seconds = 0.0
     max_length: Positive
     bound: Bound
     token_budget: Count

@@ -1,4 +1,4 @@
-"""The four small models that calibrations are judged by, and text of very uneven length for them."""
+"""The small models that calibrations are judged by, and text of very uneven length for them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
         "decoder_start_token_id": 0,
     },
     "albert": {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], **_SIZE, "embedding_size": 32},
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": 1500,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": MAX_LENGTH,
+    },
+    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **_SIZE, "num_key_value_heads": 2},
+    "modernbert": {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForMaskedLM"],
+        **_SIZE,
+        "pad_token_id": 0,
+        "local_attention": 64,
+    },
+    "roberta": {
+        "model_type": "roberta",
+        "architectures": ["RobertaForMaskedLM"],
+        **_SIZE,
+        "max_position_embeddings": MAX_LENGTH + 2,
+        "pad_token_id": 1,
+    },
 }
 
 

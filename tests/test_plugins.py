@@ -13,7 +13,7 @@ import pytest
 from budgetdb.costs.base import CostModel
 from budgetdb.costs.linear import LinearCost
 from budgetdb.errors import PluginError, UnknownNameError
-from budgetdb.plugins import ATTENTION, COSTS, DEVICES, REGISTRIES, WORKLOADS, PluginInfo, Registry
+from budgetdb.plugins import ATTENTION, COSTS, DEVICES, REGISTRIES, STRATEGIES, WORKLOADS, PluginInfo, Registry
 from budgetdb.testing.costs import check_cost_model
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
@@ -78,6 +78,7 @@ def test_what_comes_with_budgetdb() -> None:
     assert COSTS.names() == ["calibrated", "exact", "linear", "quadratic"]
     assert DEVICES.names() == ["accelerator", "cpu"]
     assert WORKLOADS.names() == ["embed", "forward", "loss"]
+    assert STRATEGIES.names() == ["fastest", "fewest"]
     assert {"eager", "sdpa", "none", "flash_attention_2"} <= set(ATTENTION.names())
 
 
@@ -96,6 +97,7 @@ def test_builtin_kinds_are_registered_under_their_own_names() -> None:
     assert all(COSTS.get(name).kind == name for name in COSTS.names())
     assert all(DEVICES.get(name).name == name for name in DEVICES.names())
     assert all(WORKLOADS.get(name).name == name for name in WORKLOADS.names())
+    assert all(STRATEGIES.get(name).name == name for name in STRATEGIES.names())
     assert {ATTENTION.get(name) for name in ATTENTION.names()} <= set(COSTS.names())
 
 

@@ -238,6 +238,7 @@ def _profile(subject: Subject, goal: Goal, ready: Ready, found: SearchResult) ->
         overhead_bytes=ready.overhead_bytes,
         resident_bytes=ready.resident_bytes,
         warm_up_bytes=ready.warm_up_bytes,
+        step_s=ready.step_s,
         max_length=found.solved.max_length,
         bound=Bound.MAX_LENGTH if cut else found.solved.bound,
         token_budget=found.solved.token_budget,

@@ -60,6 +60,8 @@ class Prober:
         self._foreign_bytes = 0
         # What the first steps added outside the allocator: buffers of libraries, kernels loaded on first use.
         self.warm_up_bytes = 0
+        # Seconds of the smallest step once it is warm: what any step takes.
+        self.step_s = 0.0
         self._cap_bytes: int | None = None
         self._baseline_bytes = 0
         self._block = ExitStack()
@@ -78,7 +80,9 @@ class Prober:
         cold = self._device.room().overhead_bytes
         length = min(_WARM_LENGTH, longest)
         for shape in (Shape(1, min(8, longest)), Shape(_WARM_TOKENS // length, length)):
-            error = self._run(shape).error
+            step = self._run(shape)
+            error = step.error
+            self.step_s = self.step_s or step.elapsed_s
             if error is not None and error.kind is not ErrorKind.OOM:
                 raise StepFailedError(batch_size=shape.batch_size, length=shape.length, reason=str(error))
         self._device.clean()

@@ -31,6 +31,7 @@ class Ready(BaseModel):
         overhead_bytes: what the process holds on the device outside the allocator.
         resident_bytes: weights and buffers.
         warm_up_bytes: how much of the overhead came with the first steps.
+        step_s: seconds of a warm step of one short row; 0 where it was not run.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -40,6 +41,7 @@ class Ready(BaseModel):
     overhead_bytes: int
     resident_bytes: int
     warm_up_bytes: int = 0
+    step_s: float = 0.0
 
     @property
     def usable_bytes(self) -> int:
@@ -159,14 +161,13 @@ def prepare_prober(
     """
     room = prober.start(longest=longest, memory_limit_bytes=memory_limit_bytes)
     headroom = device.default_headroom_bytes(room.limit_bytes) if headroom_bytes is None else headroom_bytes
-    ready = ready_within(
-        room, headroom_bytes=headroom, resident_bytes=resident_bytes, warm_up_bytes=prober.warm_up_bytes
-    )
+    ready = ready_within(room, headroom_bytes=headroom, resident_bytes=resident_bytes)
+    ready = ready.model_copy(update={"warm_up_bytes": prober.warm_up_bytes, "step_s": prober.step_s})
     prober.cap(ready.usable_bytes)
     return ready
 
 
-def ready_within(room: Room, *, headroom_bytes: int, resident_bytes: int, warm_up_bytes: int = 0) -> Ready:
+def ready_within(room: Room, *, headroom_bytes: int, resident_bytes: int) -> Ready:
     """What a session may use of `room`.
 
     Raises:
@@ -177,7 +178,6 @@ def ready_within(room: Room, *, headroom_bytes: int, resident_bytes: int, warm_u
         headroom_bytes=headroom_bytes,
         overhead_bytes=room.overhead_bytes,
         resident_bytes=resident_bytes,
-        warm_up_bytes=warm_up_bytes,
     )
     if ready.usable_bytes <= resident_bytes:
         raise DoesNotFitError(

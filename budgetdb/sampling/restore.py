@@ -29,19 +29,19 @@ def restore_rows(outputs: Any, plan: Plan, *, next_step: str) -> Any:
         UsageError: there are not as many rows as samples; the message has both numbers.
     """
     rows = outputs if _is_array(outputs) else _flat(list(outputs), plan, next_step)
-    if len(rows) != len(plan.order):
+    if len(rows) != plan.emitted:
         raise UsageError(_count_message(len(rows), plan), next_step=next_step)
     return _take(rows, plan.dataset_positions())
 
 
 def _flat(outputs: list[Any], plan: Plan, next_step: str) -> Any:
-    if len(outputs) != len(plan.ends):
+    if len(outputs) != len(plan):
         return outputs
     sizes = plan.batch_sizes.tolist()
     found = [_row_count(output) for output in outputs]
     if found == sizes:
         return _concatenated(outputs)
-    if len(outputs) == len(plan.order):
+    if len(outputs) == plan.emitted:
         return outputs
     batch = next(index for index, (have, want) in enumerate(zip(found, sizes, strict=True)) if have != want)
     raise UsageError(
@@ -99,4 +99,4 @@ def _is_array(outputs: Any) -> bool:
 
 
 def _count_message(rows: int, plan: Plan) -> str:
-    return f"{rows} outputs for {len(plan.order)} rows in {len(plan.ends)} batches"
+    return f"{rows} outputs for {plan.emitted} rows in {len(plan)} batches"

@@ -68,7 +68,7 @@ def fewest_of_any_partition(lengths, max_rows):
 
 
 def batches_of(plan):
-    return [plan.order[start:end].tolist() for start, end in zip(plan.starts, plan.ends, strict=True)]
+    return [plan.rows.indices[start:end].tolist() for start, end in zip(plan.starts, plan.ends_in_rows, strict=True)]
 
 
 @given(LENGTHS, st.integers(1, 64), st.integers(0, 20))
@@ -132,7 +132,7 @@ def test_longest_first_and_shortest_first(lengths, max_rows):
 @given(FEW_LENGTHS, RULES)
 def test_longest_first_gives_the_fewest_batches_of_any_partition(lengths, max_rows):
     plan = plan_batches(lengths, max_rows=max_rows)
-    assert len(plan.ends) == fewest_of_any_partition(lengths.tolist(), max_rows)
+    assert len(plan) == fewest_of_any_partition(lengths.tolist(), max_rows)
 
 
 @settings(max_examples=500)
@@ -161,7 +161,7 @@ def test_packing_by_hand():
 
 def test_nothing_to_pack():
     plan = plan_batches(np.empty(0, dtype=np.int64), max_rows=within(8))
-    assert len(plan.order) == len(plan.ends) == len(plan.batch_lengths) == 0
+    assert len(plan.order) == len(plan) == len(plan.batch_lengths) == 0
     assert plan.padding_share == 0.0
 
 
@@ -179,7 +179,7 @@ def test_unknown_order_offers_the_nearest():
 @given(LENGTHS, RULES, st.randoms(use_true_random=False))
 def test_selected_batches_are_those_batches(lengths, max_rows, random):
     plan = plan_batches(lengths, max_rows=max_rows)
-    chosen = random.choices(range(len(plan.ends)), k=random.randint(0, 6)) if len(plan.ends) else []
+    chosen = random.choices(range(len(plan)), k=random.randint(0, 6)) if len(plan) else []
     part = plan.select(np.array(chosen, dtype=np.int64))
     assert batches_of(part) == [batches_of(plan)[batch] for batch in chosen]
     assert part.batch_lengths.tolist() == [int(plan.batch_lengths[batch]) for batch in chosen]
@@ -198,4 +198,4 @@ def test_a_million_lengths():
         if rows == most:
             batches, rows, most = batches + 1, 0, 16_384 // length
         rows += 1
-    assert len(plan.ends) == batches
+    assert len(plan) == batches
