@@ -198,14 +198,20 @@ def make_batch_sampler(
         store=store,
         listen=on_event or _log_event,
     )
-    profile = _solved_now(profile, goal, device_of(model, device))
     padded = padded_lengths(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
+    padded_tokens = int(padded.sum())
+    on = device_of(model, device)
+
+    def solved() -> Profile:
+        return _less_kept_outputs(_solved_now(profile, goal, on), padded_tokens)
+
     return ProfileBatchSampler(
         samples,
-        _less_kept_outputs(profile, int(padded.sum())),
+        solved(),
         pad_multiple=pad_multiple,
         extra_tokens_per_sample=extra_tokens_per_sample,
         order=order,
+        refresh=solved,
     )
 
 

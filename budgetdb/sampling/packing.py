@@ -23,6 +23,8 @@ _COUNTED = 2**22
 # Samples that are sorted or counted at once, so that numpy's wider copies of them stay small.
 _CHUNK = 2**21
 _RADIX = 2**16
+# Runs of so many equal lengths in a chunk, on average, are copied one by one faster than scattered.
+_RUN = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,18 +279,26 @@ def _counting_order(lengths: Lengths, longest: int, *, longest_first: bool) -> I
     chunks = range(0, len(lengths), _CHUNK)
     if len(chunks) <= 1:
         return np.argsort(keys_of(0), kind="stable").astype(index_dtype(len(lengths)), copy=False)
-    counts = np.zeros(longest + 1, dtype=np.int64)
-    for start in chunks:
-        counts += np.bincount(keys_of(start), minlength=longest + 1)
-    places = np.cumsum(counts) - counts  # where the next sample of each key goes
+    counts = [np.bincount(keys_of(start), minlength=longest + 1) for start in chunks]
+    places = np.cumsum(sum(counts)) - sum(counts)  # where the next sample of each key goes
     order = np.empty(len(lengths), dtype=index_dtype(len(lengths)))
-    for start in chunks:
-        keys = keys_of(start)
-        within = np.argsort(keys, kind="stable")
-        here = np.bincount(keys, minlength=longest + 1)
-        order[_positions(places, here)] = within + start
+    for start, here in zip(chunks, counts, strict=True):
+        within = np.argsort(keys_of(start), kind="stable")
+        moved = within.astype(order.dtype) + order.dtype.type(start)
+        present = np.flatnonzero(here)
+        if len(present) * _RUN > len(within):
+            order[_positions(places, here)] = moved
+        else:
+            _place_runs(order, moved, places=places[present], counts=here[present])
         places += here
     return order
+
+
+def _place_runs(order: IndexArray, moved: IndexArray, *, places: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    """Copy runs of `counts` neighbours in `moved` to where they go: no array of positions, for runs that are long."""
+    ends = np.cumsum(counts)
+    for place, first, end in zip(places.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+        order[place : place + end - first] = moved[first:end]
 
 
 def _positions(places: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

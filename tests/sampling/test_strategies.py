@@ -31,9 +31,7 @@ def least_cost(histogram, times):
     best = [0.0]
     for end in range(1, len(lengths) + 1):
         first = max(end - int(limits[end - 1]), 0)
-        best.append(
-            min(best[start] + times.step_s + (end - start) * costs[end - 1] for start in range(first, end))
-        )
+        best.append(min(best[start] + times.step_s + (end - start) * costs[end - 1] for start in range(first, end)))
     return best[-1]
 
 
