@@ -4,7 +4,7 @@
     python scripts/bench_packing.py --only huge      # 10^8 samples, in 12 GiB
 
 Others are compared where they are installed (`pip install --no-deps micm-nlp==0.5.1 fairseq`); the rules of
-sentence-transformers and lhotse, that need a model or audio cuts to run, are not timed here.
+sentence-transformers and lhotse are not timed here.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], Any]] = {
 
 
 def lengths_of(name: str, n: int, *, seed: int = 1) -> Any:
+    """`n` lengths of a distribution, shape `(n,)`, two bytes each."""
     return DISTRIBUTIONS[name](np.random.default_rng(seed), n).astype(np.uint16)
 
 
 def histogram_of(lengths: Any, budget: int) -> Histogram:
+    """Samples of each padded length, and the rows of it within `budget` tokens."""
     padded, counts = count_lengths(padded_lengths(lengths, pad_multiple=MULTIPLE))
     return Histogram(padded, counts, budget // padded)
 
@@ -193,6 +195,7 @@ def huge(samples: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run the parts asked for, and print each as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["compare", "before", "optimum", "ranks", "huge"], action="append")
     parser.add_argument("--samples", type=int, default=1_000_000, help="of `compare` and `before`")
@@ -206,7 +209,7 @@ def main() -> None:
         "huge": lambda: huge(arguments.huge_samples),
     }
     for name in arguments.only or ["compare", "before", "optimum", "ranks"]:
-        print(json.dumps({name: parts[name]()}, indent=2), flush=True)
+        print(json.dumps({name: parts[name]()}, indent=2, default=lambda scalar: scalar.item()), flush=True)
 
 
 if __name__ == "__main__":

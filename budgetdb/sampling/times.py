@@ -15,6 +15,8 @@ from budgetdb.profiles import Probe, Profile
 
 # Probes that took less say more of the clock than of the device.
 _LEAST_S = 1e-4
+# A share of a step's seconds that is rounding in the fit, and not growth.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class TimeModel:
         least = min(step_s, float(seconds.min())) if step_s else 0.0
         free = (1, 2) if step_s else (0, 1, 2)
         found = _not_negative(terms / seconds[:, None], 1 - least / seconds, free)
-        if found[1] == found[2] == 0:
+        if (terms[:, 1:] @ found[1:] <= _ROUNDING * seconds).all():
             return None
         return cls(least + float(found[0]), float(found[1]), float(found[2]))
 
