@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from itertools import product
 from statistics import mean, median
 from typing import Any
@@ -58,13 +59,13 @@ def contenders() -> dict[str, Callable[[Any, list[int]], Iterable[list[int]]]]:
         "budgetdb fastest": lambda array, _: TokenBudgetBatchSampler(array, BUDGET, MULTIPLE, times=TimeModel(1024, 1)),
     }
     try:
-        from micm_nlp.training.batching import TokenBudgetBatchSampler as Micm
+        Micm = import_module("micm_nlp.training.batching").TokenBudgetBatchSampler  # noqa: N806
 
         found["micm-nlp 0.5.1"] = lambda _, items: Micm(items, BUDGET, MULTIPLE)
     except ImportError as error:
         print(f"left out: micm-nlp ({error})", file=sys.stderr)
     try:
-        from fairseq.data.data_utils_fast import batch_by_size_vec
+        batch_by_size_vec = import_module("fairseq.data.data_utils_fast").batch_by_size_vec
 
         def fairseq(array: Any, _: list[int]) -> Iterable[list[int]]:
             order = np.argsort(array, kind="stable").astype(np.int64)

@@ -280,7 +280,8 @@ def _counting_order(lengths: Lengths, longest: int, *, longest_first: bool) -> I
     if len(chunks) <= 1:
         return np.argsort(keys_of(0), kind="stable").astype(index_dtype(len(lengths)), copy=False)
     counts = [np.bincount(keys_of(start), minlength=longest + 1) for start in chunks]
-    places = np.cumsum(sum(counts)) - sum(counts)  # where the next sample of each key goes
+    total = np.sum(counts, axis=0, dtype=np.int64)
+    places = np.cumsum(total) - total  # where the next sample of each key goes
     order = np.empty(len(lengths), dtype=index_dtype(len(lengths)))
     for start, here in zip(chunks, counts, strict=True):
         within = np.argsort(keys_of(start), kind="stable")
