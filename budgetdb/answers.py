@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 from budgetdb.calibration.calibrator import CalibrationEvent, Goal, Listener, run_calibration
@@ -11,10 +12,12 @@ from budgetdb.calibration.session import Session
 from budgetdb.calibration.subject import Subject
 from budgetdb.costs.frontier import solve_profile
 from budgetdb.errors import DoesNotFitError, StoreError
+from budgetdb.matching import WIDER_HEADROOM, Match, MatchPolicy, compare, matches
 from budgetdb.prediction import guess_for
-from budgetdb.profiles import Environment, Probe, Profile, ProfileKey, Provenance
+from budgetdb.profiles import Caps, Environment, Probe, Profile, ProfileKey, Provenance, Served
 from budgetdb.settings import format_bytes
 from budgetdb.store.profile_store import ProfileStore
+from budgetdb.store.shipped import shipped_profiles
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,10 @@ class Notebook:
     def find(self, key: ProfileKey) -> Profile | None:
         """The profile stored under `key`, or None."""
         return self._use(lambda: self._store.find(key), otherwise=None)
+
+    def find_candidates(self, model_hash: str) -> list[Profile]:
+        """Every stored profile of the model, newest first."""
+        return self._use(lambda: self._store.find_candidates(model_hash=model_hash), otherwise=[])
 
     def open(self) -> None:
         """Make the database ready to be written, so that a refusal comes before the work and not after it."""
@@ -75,26 +82,112 @@ class Notebook:
             return otherwise
 
 
-def find_answer(subject: Subject, goal: Goal, notebook: Notebook, *, accept_predicted: bool = False) -> Profile | None:
-    """The stored profile that answers `goal`, solved for the goal's limit where that is smaller than its own.
+def find_answer(
+    subject: Subject,
+    goal: Goal,
+    notebook: Notebook,
+    *,
+    policy: MatchPolicy = MatchPolicy.EXACT,
+    accept_predicted: bool = False,
+) -> Profile | None:
+    """The profile that answers `goal` under `policy`, solved for the goal's limit where that is smaller than its own.
 
-    A predicted one answers only where the caller accepts it: who would calibrate wants what was measured.
+    The user's own profiles come before those shipped with the package. A predicted one answers only where the caller
+    accepts it: who would calibrate wants what was measured. One settled for shorter lengths than asked never answers.
 
     Raises:
-        DoesNotFitError: there is one, and none of its batches fits the goal's limit.
+        DoesNotFitError: there is one of exactly this key, and none of its batches fits the goal's limit.
         StoreError: from a strict notebook.
     """
-    profile = notebook.find(subject.key(goal.pad_multiple))
-    if profile is not None and profile.provenance is Provenance.PREDICTED and not accept_predicted:
+    key, environment = subject.key(goal.pad_multiple), subject.environment
+    own = notebook.find(key)
+    same = compare(own, key=key, environment=environment) if own is not None else None
+    found: Sequence[tuple[Match, str]] = ()
+    if same is not None and same.is_exact and _may_answer(same, goal, subject, accept_predicted=accept_predicted):
+        found = [(same, "store")]  # the way of every warm lookup: one row
+    else:
+        found = [
+            (match, source)
+            for source, candidates in (
+                ("store", notebook.find_candidates(key.model_hash)),
+                ("shipped", shipped_profiles(key.model_hash)),
+            )
+            for match in matches(candidates, key=key, environment=environment, policy=policy)
+            if _may_answer(match, goal, subject, accept_predicted=accept_predicted)
+        ]
+    for match, source in found:
+        answer = _answer(match, goal, subject, source=source, policy=policy)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _may_answer(match: Match, goal: Goal, subject: Subject, *, accept_predicted: bool) -> bool:
+    profile = match.profile
+    if profile.provenance is Provenance.PREDICTED and not accept_predicted:
+        return False
+    return _reaches(profile, goal, subject) and _has_room(profile, goal)
+
+
+def _answer(match: Match, goal: Goal, subject: Subject, *, source: str, policy: MatchPolicy) -> Profile | None:
+    """The profile of `match` as it is served here; None where its wider headroom leaves too little."""
+    stored, key = match.profile, subject.key(goal.pad_multiple)
+    added = int(WIDER_HEADROOM * max(stored.usable_bytes - stored.resident_bytes, 0)) if match.needs_room else 0
+    served = Served(
+        profile_id=stored.id,
+        source=source,
+        policy=policy.value,
+        differences=match.differences,
+        added_headroom_bytes=added,
+    )
+    if match.is_exact:
+        return _within(stored, goal, added_bytes=0).as_served(served)
+    profile = stored.model_copy(update={"key": key})
+    if match.is_other_card:  # what was run is not this card: its kernels may allow less, and peaks are expected only
+        update = {"provenance": Provenance.PREDICTED, "caps": _stricter(stored.caps, subject.caps)}
+        profile = profile.model_copy(update=update)
+    try:
+        profile = _within(profile, goal, added_bytes=added)
+    except DoesNotFitError:
         return None
-    if profile is None or not _reaches(profile, goal, subject) or not _has_room(profile, goal):
+    if profile.max_length < min(stored.max_length, goal.longest(subject.facts.max_positions)):
         return None
-    if goal.memory_limit_bytes is None and goal.headroom_bytes in (None, profile.headroom_bytes):
-        return profile
-    limit = profile.limit_bytes
+    _say_once(
+        f"{profile.model_name} is served by profile {stored.id} ({source}), which differs: "
+        f"{'; '.join(match.differences)}"
+        + (f": {format_bytes(added)} more are kept free. Calibrate to have all of it" if added else "")
+    )
+    return profile.as_served(served)
+
+
+def _within(profile: Profile, goal: Goal, *, added_bytes: int) -> Profile:
+    """`profile` under the goal's limit and headroom, with so much more kept free."""
+    limit, headroom = profile.limit_bytes, profile.headroom_bytes
     if goal.memory_limit_bytes is not None:
         limit = min(limit, max(goal.memory_limit_bytes - profile.overhead_bytes, 0))
-    return solved_for(profile, limit, headroom_bytes=goal.headroom_bytes)
+    if goal.headroom_bytes is not None:
+        headroom = goal.headroom_bytes
+    headroom += added_bytes
+    on_grid = all(point.length % profile.key.pad_multiple == 0 for point in profile.frontier)
+    if on_grid and (limit, headroom) == (profile.limit_bytes, profile.headroom_bytes):
+        return profile
+    return solved_for(profile, limit, headroom_bytes=headroom)
+
+
+def _stricter(first: Caps, second: Caps) -> Caps:
+    """Limits that both allow."""
+    both = {
+        name: min(known)
+        for name in ("rows", "tokens", "squares")
+        if (known := [cap for cap in (getattr(first, name), getattr(second, name)) if cap is not None])
+    }
+    return Caps(**both, reason=first.reason)
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Log what is not as it was asked for, once in a process."""
+    _log.warning("%s", message)
 
 
 def make_answer(
@@ -130,7 +223,7 @@ def make_answer(
         )
     if notebook.publish(profile):
         listen(CalibrationEvent("stored", f"stored as {profile.id}"))
-    return profile
+    return profile.as_served(Served(profile_id=profile.id, source="calibrated", policy=MatchPolicy.EXACT.value))
 
 
 def solved_for(profile: Profile, limit_bytes: int, *, headroom_bytes: int | None) -> Profile:

@@ -5,7 +5,8 @@
     BudgetDBError                     root: catch this to catch them all
     ├── UsageError                    an argument can't be used          (ValueError)
     │   ├── UnknownNameError          no plugin or choice of that name   (LookupError)
-    │   └── LengthsError              the lengths given make no sense
+    │   ├── LengthsError              the lengths given make no sense
+    │   └── FileFormatError           a file of profiles is not one, or was changed
     ├── ModelError                    a model can't be loaded            (RuntimeError)
     │   ├── ModelNotFoundError        nothing there under that name      (FileNotFoundError)
     │   └── UntraceableError          its step can't run on fake tensors
@@ -83,6 +84,10 @@ class UnknownNameError(UsageError, LookupError):
 
 class LengthsError(UsageError):
     """Lengths that are negative, all zero, not integers, or not one for each sample."""
+
+
+class FileFormatError(UsageError):
+    """A file to import is too large, no JSON, of another format, or its checksums don't hold."""
 
 
 class ModelError(BudgetDBError, RuntimeError):

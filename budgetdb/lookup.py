@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import torch
 from budgetdb.answers import Notebook, find_answer, make_answer, solved_for
 from budgetdb.calibration.calibrator import DEFAULT_MAX_STEP_S, CalibrationEvent, Goal, Listener
 from budgetdb.calibration.opening import device_of, open_session
+from budgetdb.calibration.session import Session
 from budgetdb.calibration.subject import Subject
 from budgetdb.costs.frontier import solve
 from budgetdb.devices.base import Device
+from budgetdb.distributed import Job, current_job
 from budgetdb.errors import (
     BelowFloorError,
     DoesNotFitError,
@@ -22,9 +26,10 @@ from budgetdb.errors import (
     UnknownNameError,
     UsageError,
 )
+from budgetdb.matching import MatchPolicy, parse_policy
 from budgetdb.plugins import WORKLOADS
 from budgetdb.prediction import predict_for
-from budgetdb.profiles import Profile
+from budgetdb.profiles import Profile, Served
 from budgetdb.sampling.lengths import read_lengths
 from budgetdb.sampling.packing import Lengths, padded_lengths
 from budgetdb.sampling.sampler import ProfileBatchSampler
@@ -55,6 +60,7 @@ def calibrate(
     head: str = "auto",
     trust_remote_code: bool = False,
     force: bool = False,
+    match: str = "exact",
     timeout_s: float | None = None,
     store: ProfileStore | None = None,
     on_event: Listener | None = None,
@@ -80,6 +86,7 @@ def calibrate(
         head: the task, or `auto` for the class that the configuration names.
         trust_remote_code: whether code that comes with the model may run.
         force: probe again although the answer is known.
+        match: how alike a stored profile must be to be the answer; by default only one made in this environment.
         timeout_s: stop after this long with the best so far.
         store: where profiles are kept; None for the user's own database.
         on_event: called for each thing that happens.
@@ -108,11 +115,12 @@ def calibrate(
     }
     session = open_session(model, device=device, workload=workload, build=build)
 
+    policy = parse_policy(match)
     listen = on_event or _log_event
     notebook = Notebook(_store_or_default(store), strict=True)
     with session:
         subject = session.describe()
-        known = None if force else find_answer(subject, goal, notebook)
+        known = None if force else find_answer(subject, goal, notebook, policy=policy)
         if known is None:
             return make_answer(session, subject, goal, notebook=notebook, listen=listen, afresh=force)
     listen(CalibrationEvent("known", f"{known.model_name} is known as {known.id}: no forward pass was made"))
@@ -125,16 +133,23 @@ def find_profile(
     workload: str = "forward",
     device: str | None = None,
     pad_multiple: int = 1,
+    match: str | None = None,
     store: ProfileStore | None = None,
 ) -> Profile | None:
     """The stored profile of a live model on its device, or None; no step is run.
 
+    What is returned is as `match` lets it be served, and says so in `Profile.served`: see `make_batch_sampler`. A
+    prediction is returned where nothing was measured.
+
     Raises:
-        UnknownNameError: no workload or device of that name.
+        UnknownNameError: no workload, device or match policy of that name.
         StoreError: the database can't be read.
     """
     session = open_session(model, device=device, workload=workload)
-    return _store_or_default(store).find(session.describe().key(pad_multiple))
+    subject, notebook = session.describe(), Notebook(_store_or_default(store), strict=True)
+    # Whatever was settled answers here: how far it reaches is for the caller to see.
+    goal = Goal(max_length=pad_multiple, pad_multiple=pad_multiple)
+    return find_answer(subject, goal, notebook, policy=_policy(match), accept_predicted=True)
 
 
 def make_batch_sampler(
@@ -144,12 +159,14 @@ def make_batch_sampler(
     pad_multiple: int = 1,
     workload: str = "forward",
     on_miss: str = "calibrate",
+    match: str | None = None,
     max_length: int | None = None,
     device: str | None = None,
     extra_tokens_per_sample: int = 0,
     memory_limit_bytes: int | None = None,
     headroom_bytes: int | None = None,
     order: str = "descending",
+    across_ranks: bool = True,
     store: ProfileStore | None = None,
     on_event: Listener | None = None,
 ) -> ProfileBatchSampler:
@@ -165,12 +182,17 @@ def make_batch_sampler(
         pad_multiple: what the collator rounds lengths up to.
         workload: kind of step that the evaluation loop runs.
         on_miss: `calibrate`; `predict`, from a trace of the step and with a wider headroom; or `error`.
+        match: how alike a stored profile must be to answer: `exact`, `compatible` (the default: other versions of torch
+            or the driver, or another pad multiple, with a wider headroom where it matters), or `any` (another card too);
+            None for `BUDGETDB_MATCH`. What was served and why is in the sampler's `profile.served`.
         max_length: settle for lengths up to this, where longer samples are to come later.
         device: the model's own device by default.
         extra_tokens_per_sample: tokens the model adds to every row by itself, such as a prompt's virtual tokens.
         memory_limit_bytes: what this process may use on the device; see `calibrate`.
         headroom_bytes: what to keep free of it.
         order: `descending`, longest first, or `ascending`.
+        across_ranks: under `torch.distributed`, one rank for each kind of hardware looks up or calibrates, and all go by
+            what it finds, so every rank must call this; False where only one does.
         store: where profiles are kept.
         on_event: called for each thing that happens.
 
@@ -195,6 +217,8 @@ def make_batch_sampler(
         device=device,
         workload=workload,
         on_miss=on_miss,
+        policy=_policy(match),
+        job=current_job() if across_ranks else None,
         store=store,
         listen=on_event or _log_event,
     )
@@ -255,10 +279,11 @@ def calibrate_token_budget(
         device=None,
         workload=_loss_or_forward(model),
         on_miss="calibrate",
+        policy=_policy(None),
+        job=current_job(),
         store=None,
         listen=_log_event,
     )
-    profile = _solved_now(profile, goal, device_of(model, None))
     solved = solve(
         profile.cost_model,
         usable_bytes=profile.usable_bytes,
@@ -335,18 +360,59 @@ def _profile_for(
     device: str | None,
     workload: str,
     on_miss: str,
+    policy: MatchPolicy,
+    job: Job | None,
     store: ProfileStore | None,
     listen: Listener,
 ) -> Profile:
-    """The profile that answers, found or made; a failing store is reported and done without."""
+    """The profile that answers, found or made, solved for the memory that is free now.
+
+    In a job, one rank for each kind of hardware finds or makes it, and ranks of one kind go by the least that is free
+    on any of them: they must plan the same batches.
+    """
     if on_miss not in ON_MISS:
         raise UnknownNameError("on_miss", on_miss, ON_MISS)
     session = open_session(model, device=device, workload=workload)
     subject = session.describe()
     _refuse_too_long(longest, goal, subject)
+    answer = partial(
+        _found_or_made,
+        session,
+        subject,
+        goal,
+        longest=longest,
+        on_miss=on_miss,
+        policy=policy,
+        store=store,
+        listen=listen,
+        predict=partial(_predicted, model, goal, device=device, workload=workload, listen=listen),
+    )
+    place = device_of(model, device)
+    if job is None:
+        profile = answer()
+        return _solved_now(profile, _free_now(profile, goal, place))
+    hardware = subject.key(goal.pad_multiple).canonical_json() + subject.environment.canonical_json()
+    profile = job.agree(hardware, answer)
+    least = job.least(hardware, _free_now(profile, goal, place))
+    return job.agree(hardware, partial(_solved_now, profile, least))
+
+
+def _found_or_made(
+    session: Session,
+    subject: Subject,
+    goal: Goal,
+    *,
+    longest: int,
+    on_miss: str,
+    policy: MatchPolicy,
+    store: ProfileStore | None,
+    listen: Listener,
+    predict: Callable[[], Profile],
+) -> Profile:
+    """The profile that answers; a failing store is reported and done without."""
     place = _store_or_default(store)
     notebook = Notebook(place, strict=False)
-    known = find_answer(subject, goal, notebook, accept_predicted=on_miss != "calibrate")
+    known = find_answer(subject, goal, notebook, policy=policy, accept_predicted=on_miss != "calibrate")
     if known is not None:
         listen(CalibrationEvent("known", f"{known.model_name} is known as {known.id}: no forward pass was made"))
         return known
@@ -354,11 +420,11 @@ def _profile_for(
         key = subject.key(goal.pad_multiple)
         raise ProfileNotFoundError(
             f"no profile of {subject.facts.name} ({key.workload}, {key.dtype}, {key.attention}, pad multiple "
-            f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location}",
+            f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location} (match: {policy.value})",
             next_step='Run `budgetdb.calibrate(model)`, or pass on_miss="calibrate"',
         )
     if on_miss == "predict":
-        return _predicted(model, goal, device=device, workload=workload, listen=listen)
+        return predict()
     return make_answer(session, subject, goal, notebook=notebook, listen=listen)
 
 
@@ -373,14 +439,23 @@ def _predicted(model: Any, goal: Goal, *, device: str | None, workload: str, lis
             f"of what a step adds to the weights",
         )
     )
-    return profile
+    served = Served(profile_id=profile.id, source="predicted", policy=MatchPolicy.EXACT.value)
+    return profile.as_served(served)
 
 
-def _solved_now(profile: Profile, goal: Goal, device: Device) -> Profile:
-    """The profile solved for the memory that is free now, never for more than it was made under."""
+def _policy(match: str | None) -> MatchPolicy:
+    return parse_policy(match if match is not None else read_settings().match)
+
+
+def _free_now(profile: Profile, goal: Goal, device: Device) -> int:
+    """Bytes that the profile's model may use at this moment, itself included."""
     others = max(device.allocated_bytes() - profile.resident_bytes, 0)
     # What this process has not loaded yet, its first steps will.
-    now = max(device.room(goal.memory_limit_bytes).limit_bytes - others - profile.warm_up_bytes, 0)
+    return max(device.room(goal.memory_limit_bytes).limit_bytes - others - profile.warm_up_bytes, 0)
+
+
+def _solved_now(profile: Profile, now: int) -> Profile:
+    """The profile solved for `now` bytes, never for more than it was made under."""
     if now >= profile.limit_bytes:
         return profile
     _log.log(
@@ -418,7 +493,6 @@ def _less_kept_outputs(profile: Profile, padded_tokens: int) -> Profile:
 
 
 def _store_or_default(store: ProfileStore | None) -> ProfileStore:
-
     return store if store is not None else ProfileStore()
 
 

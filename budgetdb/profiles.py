@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr
 
 from budgetdb.errors import UsageError
 from budgetdb.plugins import COSTS
@@ -212,6 +212,25 @@ class FrontierPoint(_Record):
     probed: bool
 
 
+class Served(_Record):
+    """What answered a lookup, and why: beside a profile while it is used, never stored with it.
+
+    Attributes:
+        profile_id: the stored profile that answered.
+        source: where it was: `store`, `shipped` (with the package), `calibrated`, `predicted`, or any of these
+            by way of another rank of the job, as `rank 0 (store)`.
+        policy: the match policy it was found under.
+        differences: how it differs from what was asked for, a line for each.
+        added_headroom_bytes: what is kept free for their sake, beside the profile's own headroom.
+    """
+
+    profile_id: Name
+    source: Name
+    policy: Name
+    differences: tuple[Text, ...] = ()
+    added_headroom_bytes: Count = 0
+
+
 class Profile(_Record):
     """How many tokens one model takes in one step on one kind of device.
 
@@ -254,6 +273,19 @@ class Profile(_Record):
     error_bound: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     flags: tuple[Name, ...] = ()
     created_at: datetime
+    # No field: what is stored, exported and compared by checksum is the same whoever asked for it.
+    _served: Served | None = PrivateAttr(None)
+
+    @property
+    def served(self) -> Served | None:
+        """What answered the lookup this came from, and why; None for a profile that came from none."""
+        return self._served
+
+    def as_served(self, served: Served) -> Profile:
+        """This profile with word of where it came from."""
+        copy = self.model_copy()
+        copy._served = served
+        return copy
 
     @property
     def id(self) -> str:

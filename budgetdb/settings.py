@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     url: str | None = Field(None, description="database: a SQLAlchemy URL or the path of a SQLite file")
     headroom: Bytes | None = Field(None, description="bytes kept free on the device")
     memory_limit: PositiveBytes | None = Field(None, description="bytes this process may use on the device")
+    match: str = Field("compatible", description="how alike a stored profile must be: `exact`, `compatible` or `any`")
     max_step_s: Annotated[float, Field(gt=0)] | None = Field(None, description="longest step worth trying, in seconds")
     probe_timeout_s: Annotated[float, Field(gt=0)] = Field(900.0, description="seconds one probe may take")
     plugins: str | None = Field(None, description="`none`, or names of plugin distributions to load, comma-separated")

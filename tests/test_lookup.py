@@ -64,7 +64,11 @@ def test_the_whole_job() -> None:
     found = budgetdb.find_profile(model, pad_multiple=8)
     assert found is not None
     assert found.id == profile.id
-    assert budgetdb.find_profile(model, pad_multiple=1) is None
+    assert budgetdb.find_profile(model, pad_multiple=1, match="exact") is None
+    other = budgetdb.find_profile(model, pad_multiple=1)
+    assert other is not None
+    assert other.served is not None
+    assert other.served.differences == ("pad multiple 8, here 1",)
     assert budgetdb.find_profile(bert("eager"), pad_multiple=8) is None
     assert budgetdb.find_profile(model, pad_multiple=8, workload="embed") is None
 

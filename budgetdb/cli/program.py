@@ -11,10 +11,13 @@ from typing_extensions import override
 
 from budgetdb.cli.calibrate import calibrate
 from budgetdb.cli.db import db
+from budgetdb.cli.doctor import doctor
+from budgetdb.cli.exchange import export, import_
 from budgetdb.cli.failures import as_one_line
 from budgetdb.cli.messages import messages_on_stderr
 from budgetdb.cli.plugins import plugins
 from budgetdb.cli.predict import predict
+from budgetdb.cli.remove import prune, rm
 from budgetdb.cli.show import show
 
 
@@ -39,7 +42,7 @@ def program(debug: bool) -> None:  # `Program.invoke` reads it
     """
 
 
-for command in (calibrate, predict, show, db, plugins):
+for command in (calibrate, predict, show, export, import_, rm, prune, db, doctor, plugins):
     program.add_command(command)
 
 

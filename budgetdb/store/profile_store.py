@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Row, Select, and_, delete, insert, select, true, update
@@ -18,6 +20,7 @@ from budgetdb.errors import ProfileNotFoundError, SchemaMismatchError, StoreCorr
 from budgetdb.profiles import Environment, Probe, Profile, ProfileKey
 from budgetdb.store.engine import Database
 from budgetdb.store.faults import told_plainly
+from budgetdb.store.imports import Fate, Imported, as_imported, decide
 from budgetdb.store.location import locate
 from budgetdb.store.rows import DamagedRowError, probe_row, profile_row, read_probe, read_profile
 from budgetdb.store.schema import Schema, SchemaState, head, read_schema, refuse_unknown
@@ -95,6 +98,11 @@ class ProfileStore:
         """Path or URL of the database for a message; never a password."""
         return self._database.location.shown
 
+    @property
+    def path(self) -> Path | None:
+        """Path of the SQLite file; None for a server."""
+        return self._database.location.path
+
     def find(self, key: ProfileKey) -> Profile | None:
         """The profile stored under exactly `key`, or None; a damaged one is reported once and counts as none."""
         found = self._intact_profiles(self._rows(SELECT_PROFILE, key_digest=key.digest))
@@ -119,6 +127,16 @@ class ProfileStore:
             UsageError: there are several; the message has their ids.
             StoreCorruptError: its row is damaged.
         """
+        row = self._one_row(id_prefix)
+        try:
+            return read_profile(row)
+        except DamagedRowError as error:
+            raise StoreCorruptError(
+                f"profile {_ids([row.key_digest])} in {self.location} can't be read: {error}",
+                next_step="Calibrate that model again to replace it",
+            ) from None
+
+    def _one_row(self, id_prefix: str) -> Row[Any]:
         wanted = id_prefix.strip().lower()
         rows = self._rows(select_profiles(profiles.c.key_digest.startswith(wanted, autoescape=True))) if wanted else []
         if not rows:
@@ -128,13 +146,7 @@ class ProfileStore:
                 f"{len(rows)} profiles have ids that begin with {wanted!r}: {_ids(row.key_digest for row in rows)}",
                 next_step="Give more digits",
             )
-        try:
-            return read_profile(rows[0])
-        except DamagedRowError as error:
-            raise StoreCorruptError(
-                f"profile {_ids([rows[0].key_digest])} in {self.location} can't be read: {error}",
-                next_step="Calibrate that model again to replace it",
-            ) from None
+        return rows[0]
 
     def publish(self, profile: Profile) -> None:
         """Store `profile` in the place of any other of its key, and count that key's probes as finished.
@@ -145,6 +157,76 @@ class ProfileStore:
         with self._writing() as connection:
             connection.execute(upsert_profile(connection, row))
             connection.execute(update(probes).where(unfinished(profile.key)).values(finished=True))
+
+    def import_profiles(
+        self, imported: Iterable[Profile], *, replace: bool = False, dry_run: bool = False
+    ) -> builtins.list[Imported]:
+        """Store profiles that were made elsewhere, all or none; durable when it returns.
+
+        Measurements of others become `imported`. What was measured here is never replaced unless `replace` says so, nor
+        anything by less: an import by a prediction.
+
+        Args:
+            imported: the profiles; of several with one key the last counts.
+            replace: take them in any case.
+            dry_run: only say what would become of them.
+        """
+        wanted = {profile.key.digest: as_imported(profile) for profile in imported}
+        if dry_run:
+            return [decide(profile, self.find(profile.key), replace=replace) for profile in wanted.values()]
+        with self._writing() as connection:
+            done = []
+            for digest, profile in wanted.items():
+                rows = list(connection.execute(SELECT_PROFILE, {"key_digest": digest}))
+                before = self._intact_profiles(rows)
+                outcome = decide(profile, before[0] if before else None, replace=replace)
+                if outcome.fate in (Fate.ADDED, Fate.REPLACED):
+                    connection.execute(upsert_profile(connection, profile_row(profile)))
+                done.append(outcome)
+            return done
+
+    def remove(self, id_prefix: str) -> str:
+        """Remove the profile whose id begins with `id_prefix`, a damaged one too; returns its whole id.
+
+        Raises:
+            ProfileNotFoundError: there is none; the message has the nearest ids.
+            UsageError: there are several; the message has their ids.
+        """
+        digest = str(self._one_row(id_prefix).key_digest)
+        with self._writing() as connection:
+            connection.execute(delete(profiles).where(profiles.c.key_digest == digest))
+        return digest[:_ID_DIGITS]
+
+    def prune(self, older_than: timedelta, *, dry_run: bool = False) -> builtins.list[str]:
+        """Remove every profile made longer ago than `older_than`, and the unfinished probes as old; returns the ids."""
+        before = datetime.now(UTC) - older_than
+        old = profiles.c.created_at < before
+        if dry_run or not self._schema().holds_profiles:
+            rows: Iterable[Any] = self._rows(select_digests().where(old))
+            return [str(row.key_digest)[:_ID_DIGITS] for row in rows]
+        with self._writing() as connection:
+            gone = [str(row.key_digest)[:_ID_DIGITS] for row in connection.execute(select_digests().where(old))]
+            connection.execute(delete(profiles).where(old))
+            connection.execute(delete(probes).where(probes.c.created_at < before))
+        return gone
+
+    def damaged(self) -> builtins.list[str]:
+        """Ids of the profiles whose checksum does not hold, or that another budgetdb wrote."""
+        found = []
+        for row in self._rows(select_profiles(true())):
+            try:
+                read_profile(row)
+            except DamagedRowError as error:
+                found.append(f"{_ids([row.key_digest])}: {error}")
+        return found
+
+    def integrity(self) -> builtins.list[str]:
+        """What SQLite's own check of the whole file finds wrong; nothing for a server, which checks itself."""
+        if not self._database.is_sqlite or self._database.is_absent():
+            return []
+        with self._reading() as connection:
+            found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
 
     def add_probe(self, key: ProfileKey, environment: Environment, probe: Probe) -> None:
         """Store one probe of a calibration that has not ended; durable when it returns."""
