@@ -136,7 +136,7 @@ def _place(path: Path) -> Iterator[Finding]:
             "store",
             "file system",
             Level.WARNING,
-            f"{system.kind}, shared with other machines: locks may not hold there",
+            f"{system.kind}, shared with others: locks may not hold there",
             "Set BUDGETDB_URL to a PostgreSQL server for a cluster, or to a file on a local disk",
         )
     else:
@@ -220,7 +220,7 @@ def _schema(status: StoreStatus) -> Finding:
                 "schema",
                 Level.NOTE,
                 f"the database is {status.state}",
-                "Run `budgetdb calibrate MODEL` to fill it",
+                "Run `budgetdb calibrate MODEL`",
             )
         case SchemaState.OLDER:
             return Finding("store", "schema", Level.WARNING, known, "Run `budgetdb db upgrade`")
@@ -251,10 +251,8 @@ def _torch() -> Iterator[Finding]:
     import torch
 
     built = torch.version.cuda or torch.version.hip
-    name = "CUDA" if torch.version.cuda else "HIP"
-    yield Finding(
-        "torch", "build", Level.OK, f"{torch.__version__}, {f'{name} {built}' if built else 'for the CPU only'}"
-    )
+    kind = f"{'CUDA' if torch.version.cuda else 'HIP'} {built}" if built else "for the CPU only"
+    yield Finding("torch", "build", Level.OK, f"{torch.__version__}, {kind}")
     if not built and Path("/proc/driver/nvidia/version").exists():
         yield Finding(
             "torch",
@@ -296,9 +294,7 @@ def _device(name: str, device: object) -> Iterator[Finding]:
         return
     others = other_processes_bytes(device.torch_device)
     if others is None:
-        yield Finding(
-            "devices", name, Level.NOTE, "who else uses it can't be told here (NVML: a container, or a MIG slice)"
-        )
+        yield Finding("devices", name, Level.NOTE, "who else uses it can't be told (a container, or a MIG slice)")
     elif others:
         yield Finding(
             "devices",

@@ -182,8 +182,8 @@ def make_batch_sampler(
         pad_multiple: what the collator rounds lengths up to.
         workload: kind of step that the evaluation loop runs.
         on_miss: `calibrate`; `predict`, from a trace of the step and with a wider headroom; or `error`.
-        match: how alike a stored profile must be to answer: `exact`, `compatible` (the default: other versions of torch
-            or the driver, or another pad multiple, with a wider headroom where it matters), or `any` (another card too);
+        match: how alike a stored profile must be to answer: `exact`, `compatible` (other versions of torch or of the
+            driver, with a wider headroom, or another pad multiple), or `any` (another card too);
             None for `BUDGETDB_MATCH`. What was served and why is in the sampler's `profile.served`.
         max_length: settle for lengths up to this, where longer samples are to come later.
         device: the model's own device by default.
@@ -191,8 +191,8 @@ def make_batch_sampler(
         memory_limit_bytes: what this process may use on the device; see `calibrate`.
         headroom_bytes: what to keep free of it.
         order: `descending`, longest first, or `ascending`.
-        across_ranks: under `torch.distributed`, one rank for each kind of hardware looks up or calibrates, and all go by
-            what it finds, so every rank must call this; False where only one does.
+        across_ranks: under `torch.distributed`, one rank for each kind of hardware looks up or calibrates, and all
+            go by what it finds, so every rank must call this; False where only one does.
         store: where profiles are kept.
         on_event: called for each thing that happens.
 
@@ -420,7 +420,8 @@ def _found_or_made(
         key = subject.key(goal.pad_multiple)
         raise ProfileNotFoundError(
             f"no profile of {subject.facts.name} ({key.workload}, {key.dtype}, {key.attention}, pad multiple "
-            f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location} (match: {policy.value})",
+            f"{key.pad_multiple}) on {key.device_name} up to length {longest} in {place.location} "
+            f"(match: {policy.value})",
             next_step='Run `budgetdb.calibrate(model)`, or pass on_miss="calibrate"',
         )
     if on_miss == "predict":

@@ -52,7 +52,7 @@ def parse_policy(name: str) -> MatchPolicy:
     try:
         return MatchPolicy(name)
     except ValueError:
-        raise UnknownNameError("match policy", name, [*MatchPolicy]) from None
+        raise UnknownNameError("match policy", name, [policy.value for policy in MatchPolicy]) from None
 
 
 @dataclass(frozen=True)

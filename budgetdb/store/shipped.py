@@ -24,7 +24,7 @@ def shipped_profiles(model_hash: str) -> list[Profile]:
 
 
 def profiles_in(directory: Traversable) -> list[Profile]:
-    """The profiles of every file in `directory`, by the files' names; one that can't be read is reported and left out."""
+    """The profiles of every file in `directory`; a file that can't be read is reported and left out."""
     found = []
     for file in sorted(directory.iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".json") or file.name in _OTHERS:
