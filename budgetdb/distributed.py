@@ -135,7 +135,7 @@ class Job:
 
     @contextmanager
     def _beating(self, key: str) -> Iterator[None]:
-        """A count under `key` that grows while the block runs. Only that it changes is looked at: no clock is shared."""
+        """A count under `key` that grows while the block runs; only that it changes matters, so no clock is shared."""
         done = threading.Event()
 
         def beat() -> None:

@@ -16,6 +16,7 @@ from budgetdb.answers import Notebook, find_answer
 from budgetdb.calibration.calibrator import CalibrationEvent, Goal
 from budgetdb.calibration.opening import open_session
 from budgetdb.calibration.subject import Subject
+from budgetdb.devices.choose import choose_device
 from budgetdb.matching import WIDER_HEADROOM, MatchPolicy
 from budgetdb.profiles import CostRecord, Environment, Profile, Provenance
 from budgetdb.store.exchange import write_document
@@ -160,6 +161,7 @@ def test_shipped_profiles_come_after_the_users_own(
     assert (answer.served.source, answer.provenance) == ("store", Provenance.MEASURED)
 
 
+@pytest.mark.slow
 def test_a_longer_length_is_settled_by_probes_and_another_environment_by_calibrating(
     monkeypatch: pytest.MonkeyPatch, store: budgetdb.ProfileStore
 ) -> None:
@@ -193,13 +195,18 @@ def test_a_longer_length_is_settled_by_probes_and_another_environment_by_calibra
 
 
 def test_another_process_takes_memory_and_batches_shrink(
-    monkeypatch: pytest.MonkeyPatch, store: budgetdb.ProfileStore, caplog: pytest.LogCaptureFixture
+    subject: Subject,
+    monkeypatch: pytest.MonkeyPatch,
+    store: budgetdb.ProfileStore,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limit = limit_bytes(40)
-    monkeypatch.setenv("BUDGETDB_MEMORY_LIMIT", str(limit))
     model = bert()
+    monkeypatch.setenv("BUDGETDB_MEMORY_LIMIT", str(limit_bytes(200)))
+    device = choose_device("cpu")
+    room = device.room(limit_bytes(200)).limit_bytes
+    store.publish(stored(subject, limit_bytes=room, overhead_bytes=device.room().overhead_bytes))
     before = budgetdb.make_batch_sampler(model, [64] * 500, pad_multiple=8, store=store).profile
-    taken = torch.ones(12 * 2**20 // 4)
+    taken = torch.ones(100 * 2**20 // 4)
     with caplog.at_level(logging.WARNING, logger="budgetdb"):
         after = budgetdb.make_batch_sampler(model, [64] * 500, pad_multiple=8, store=store).profile
     assert after.token_budget < 0.8 * before.token_budget

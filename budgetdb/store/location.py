@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from budgetdb.errors import UsageError
 from budgetdb.settings import read_settings
 
 _EXAMPLES = "Give the path of a file, or postgresql+psycopg://USER@HOST/NAME with the password in PGPASSFILE"
+_CONNINFO = re.compile(r"\b(host|dbname|user|password|passfile)\s*=", re.IGNORECASE)
 _POSTGRESQL = "postgresql+psycopg"
 
 
@@ -67,6 +69,8 @@ def redacted(url: str | URL) -> str:
 
 
 def _at_path(text: str, *, is_default: bool = False) -> Location:
+    if _CONNINFO.search(text):  # libpq's other way to write a URL; as a path it would be shown, password and all
+        raise UsageError("a connection string of names and values is no database URL", next_step=_EXAMPLES)
     if not text or "\0" in text or text == ":memory:":
         raise UsageError(f"'{_printable(text)}' is not the path of a database file", next_step=_EXAMPLES)
     path = Path(text).expanduser().absolute()
