@@ -72,7 +72,6 @@ class Job:
         raised: Exception | None = None
         own: Profile | None = None
         told: dict[str, Any]
-        told: dict[str, Any]
         if mine == self.rank:
             with self._beating(f"{prefix}/beat/{self.rank}"):
                 try:

@@ -47,7 +47,7 @@ def rm(profile_ids: tuple[str, ...], *, db: str | None, as_json: bool) -> None:
 @database_option
 @json_option
 def prune(*, older_than: timedelta, dry_run: bool, db: str | None, as_json: bool) -> None:
-    """Remove the profiles, and what is left of calibrations, of some age."""
+    """Remove profiles, and what is left of calibrations, by age."""
     from budgetdb.cli.output import print_json
     from budgetdb.store import ProfileStore
 

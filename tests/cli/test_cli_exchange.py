@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 from cli_run import Program, make_key, make_profile
@@ -50,7 +49,7 @@ def test_names_in_a_file_are_data(budgetdb: Program, store: ProfileStore, tmp_pa
     for result in (theirs("import", file), theirs("show"), theirs("show", make_profile().id), theirs("export")):
         assert not set("\x1b\x7f\u202e") & set(result.output)
     assert ProfileStore(theirs.path).list()[0].model_name == evil
-    assert sorted(os.listdir(tmp_path)) == ["evil.json", "profiles.db", "theirs.db"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["evil.json", "profiles.db", "theirs.db"]
 
 
 def test_a_file_that_is_no_file_of_profiles(budgetdb: Program, tmp_path: Path, path: Path) -> None:

@@ -56,6 +56,7 @@ def scenarios(job: Job) -> dict[str, object]:
         "one card": told(job, "A", asks("A", 100 + rank)),
         "two cards": told(job, card, asks(card, 200 + rank, takes_s=0.5 * rank)),
         "the least": job.least(card, 10 - rank),
+        "slow": told(job, "A", asks("A", 7, takes_s=4.0)),  # longer than a collective may take
         "one card fails": told(job, card, fails(error) if rank == 1 else asks(card, 1)),
         "all fail": told(job, "A", fails(error)),
     }
@@ -75,17 +76,13 @@ def main() -> None:
     assert job is not None
     if scenario == "agree":
         found = scenarios(job)
-    elif scenario == "slow":
-        found = {"slow": told(job, "A", asks("A", 7, takes_s=5.0))}  # longer than a collective may take
     elif scenario == "silent":
         distributed._SILENCE_S = 2.0
-        if rank == 0:
-            found = {"leader": told(job, "A", dies)}
-        else:
-            found = {"waiter": told(job, "A", asks("A", 1))}
+        found = {"waiter": told(job, "A", asks("A", 1) if rank else dies)}
     else:
         found = {"sampler": sampler()}
-    print(json.dumps({"rank": rank, "asked": asked, "found": found}), flush=True)
+    sys.stdout.write(json.dumps({"rank": rank, "asked": asked, "found": found}) + "\n")
+    sys.stdout.flush()
     if scenario != "silent":
         dist.barrier()
         dist.destroy_process_group()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
+def write_for_ever(file: FileIO) -> None:
+    while True:
+        file.write(b"x" * 4096)
+
+
 def fill(directory: Path) -> Path:
     ballast = directory / "ballast"
     with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(b"x" * 4096)
+        write_for_ever(file)
     return ballast
+
+
+def publish_many(store: ProfileStore) -> None:
+    for pad_multiple in range(101, 200):
+        store.publish(make_profile(make_key(pad_multiple=pad_multiple)))
 
 
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
@@ -126,8 +136,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     store.publish(make_profile())
     ballast = fill(small_disk)
     with pytest.raises(StoreReadOnlyError, match="the disk is full") as caught:
-        for pad_multiple in range(1, 100):
-            store.publish(make_profile(make_key(pad_multiple=100 + pad_multiple)))
+        publish_many(store)
     assert "\n" not in str(caught.value)
     assert store.find(KEY) == make_profile()
     with closing(sqlite3.connect(path)) as connection:
@@ -198,7 +207,8 @@ def test_broken_files_cost_one_line_and_nothing_is_lost(tmp_path: Path, state: s
 
     become = "import os, sys\n"
     if state in ("read-only", "other owner") and os.geteuid() == 0:
-        become += "import budgetdb.store.profile_store, sqlalchemy.dialects.sqlite, difflib\nfrom budgetdb.cli import program\n"
+        become += "import budgetdb.store.profile_store, sqlalchemy.dialects.sqlite, difflib\n"
+        become += "from budgetdb.cli import program\n"
         become += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     done = subprocess.run(
         [sys.executable, "-c", become + "from budgetdb.cli import main; main()", *command],
