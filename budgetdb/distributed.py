@@ -108,6 +108,18 @@ class Job:
 
     def _await(self, key: str, *, rank: int, beat: str | None = None) -> str:
         """The text under `key`, once it is there; says every 15 s whom it waits for."""
+        try:
+            return self._polled(key, rank=rank, beat=beat)
+        except RuntimeError as error:  # torch's DistError: the rank that keeps the store has ended
+            if isinstance(error, BudgetDBError):
+                raise
+            raise WorkerError(
+                f"rank {self.rank} waited for rank {rank}, and the job's key-value store is gone "
+                f"({type(error).__name__})",
+                next_step="See the log of the job's first rank, and start the job again: finished probes are kept",
+            ) from None
+
+    def _polled(self, key: str, *, rank: int, beat: str | None) -> str:
         began = said = seen = time.monotonic()
         last: bytes | None = None
         while not self._store.check([key]):

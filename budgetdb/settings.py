@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
@@ -34,7 +34,9 @@ class Settings(BaseSettings):
     url: str | None = Field(None, description="database: a SQLAlchemy URL or the path of a SQLite file")
     headroom: Bytes | None = Field(None, description="bytes kept free on the device")
     memory_limit: PositiveBytes | None = Field(None, description="bytes this process may use on the device")
-    match: str = Field("compatible", description="how alike a stored profile must be: `exact`, `compatible` or `any`")
+    match: Literal["exact", "compatible", "any"] = Field(
+        "compatible", description="how alike a stored profile must be: `exact`, `compatible` or `any`"
+    )
     max_step_s: Annotated[float, Field(gt=0)] | None = Field(None, description="longest step worth trying, in seconds")
     probe_timeout_s: Annotated[float, Field(gt=0)] = Field(900.0, description="seconds one probe may take")
     plugins: str | None = Field(None, description="`none`, or names of plugin distributions to load, comma-separated")

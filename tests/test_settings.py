@@ -13,6 +13,7 @@ GOOD = [
     ("HEADROOM", "0", 0),
     ("MEMORY_LIMIT", "2GB", 2 * 10**9),
     ("MEMORY_LIMIT", "1073741824", 2**30),
+    ("MATCH", "exact", "exact"),
     ("MAX_STEP_S", "2.5", 2.5),
     ("PROBE_TIMEOUT_S", "60", 60.0),
     ("PLUGINS", "none", "none"),
@@ -24,6 +25,7 @@ BAD = [
     ("HEADROOM", "9" * 400 + "GB"),
     ("MEMORY_LIMIT", "0"),
     ("MEMORY_LIMIT", "2 gigs"),
+    ("MATCH", "exactly"),
     ("MAX_STEP_S", "0"),
     ("MAX_STEP_S", "nan"),
     ("MAX_STEP_S", "inf"),
@@ -37,7 +39,10 @@ def test_nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BUDGETDB_URL")
     settings = read_settings()
     assert settings.probe_timeout_s == 900
-    assert {name: value for name, value in settings if value is not None} == {"probe_timeout_s": 900}
+    assert {name: value for name, value in settings if value is not None} == {
+        "match": "compatible",
+        "probe_timeout_s": 900,
+    }
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
