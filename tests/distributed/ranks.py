@@ -71,7 +71,7 @@ def main() -> None:
     scenario, rank, world_size, meeting = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     # Ranks that wait inside a collective for longer than this are declared dead.
     options = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=3)}
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", **options)
+    dist.init_process_group("gloo", init_method=meeting, **options)
     job = current_job()
     assert job is not None
     if scenario == "agree":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,22 @@ import pytest
 RANKS = Path(__file__).with_name("ranks.py")
 
 
-def run(scenario: str, *, world_size: int, directory: Path) -> list[dict[str, Any]]:
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def by_tcp() -> str:
+    """As torchrun has ranks meet: rank 0 keeps the job's store."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def run(scenario: str, *, world_size: int, meeting: str) -> list[dict[str, Any]]:
     """What each rank printed; a rank that printed nothing is left out."""
     processes = [
         subprocess.Popen(
-            [sys.executable, str(RANKS), scenario, str(rank), str(world_size), str(directory / "meeting")],
+            [sys.executable, str(RANKS), scenario, str(rank), str(world_size), meeting],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -36,8 +48,8 @@ def run(scenario: str, *, world_size: int, directory: Path) -> list[dict[str, An
     return [json.loads(line) for output, _ in ended for line in output.splitlines() if line.startswith('{"rank"')]
 
 
-def test_all_ranks_decide_alike(tmp_path: Path) -> None:
-    told = run("agree", world_size=3, directory=tmp_path)
+def test_all_ranks_decide_alike() -> None:
+    told = run("agree", world_size=3, meeting=by_tcp())
     found = [rank["found"] for rank in told]
 
     assert [one["one card"] for one in found] == [
@@ -61,16 +73,20 @@ def test_all_ranks_decide_alike(tmp_path: Path) -> None:
     assert told[2]["asked"] == []
 
 
-def test_who_waits_for_a_rank_that_died_is_told(tmp_path: Path) -> None:
-    [waiter] = run("silent", world_size=2, directory=tmp_path)
+@pytest.mark.parametrize(
+    ("by_file", "said"),
+    [(True, "rank 0, which was finding the budget, fell silent"), (False, "the job's key-value store is gone")],
+)
+def test_who_waits_for_a_rank_that_died_is_told(tmp_path: Path, by_file: bool, said: str) -> None:
+    [waiter] = run("silent", world_size=2, meeting=f"file://{tmp_path}/meeting" if by_file else by_tcp())
     kind, message, _ = waiter["found"]["waiter"]
     assert kind == "WorkerError"
-    assert "rank 0, which was finding the budget, fell silent" in message
+    assert said in message
 
 
 @pytest.mark.slow
-def test_ranks_of_one_card_plan_the_same_batches_by_the_least_that_is_free(tmp_path: Path) -> None:
-    told = run("sampler", world_size=2, directory=tmp_path)
+def test_ranks_of_one_card_plan_the_same_batches_by_the_least_that_is_free() -> None:
+    told = run("sampler", world_size=2, meeting=by_tcp())
     (limit, batches, probed, source), (other_limit, other_batches, other_probed, other_source) = (
         rank["found"]["sampler"] for rank in told
     )
