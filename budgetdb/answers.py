@@ -141,16 +141,17 @@ def _answer(match: Match, goal: Goal, subject: Subject, *, source: str, policy: 
         added_headroom_bytes=added,
     )
     if match.is_exact:
-        return _within(stored, goal, added_bytes=0).as_served(served)
+        return _within(stored, goal).as_served(served)
     profile = stored.model_copy(update={"key": key})
     if match.is_other_card:  # what was run is not this card: its kernels may allow less, and peaks are expected only
         update = {"provenance": Provenance.PREDICTED, "caps": _stricter(stored.caps, subject.caps)}
         profile = profile.model_copy(update=update)
     try:
-        profile = _within(profile, goal, added_bytes=added)
+        profile = _within(profile, goal, added_bytes=added, regrid=stored.key.pad_multiple != key.pad_multiple)
     except DoesNotFitError:
         return None
-    if profile.max_length < min(stored.max_length, goal.longest(subject.facts.max_positions)):
+    settled = stored.max_length // key.pad_multiple * key.pad_multiple
+    if profile.max_length < min(settled, goal.longest(subject.facts.max_positions)):
         return None
     _say_once(
         f"{profile.model_name} is served by profile {stored.id} ({source}), which differs: "
@@ -160,16 +161,18 @@ def _answer(match: Match, goal: Goal, subject: Subject, *, source: str, policy: 
     return profile.as_served(served)
 
 
-def _within(profile: Profile, goal: Goal, *, added_bytes: int) -> Profile:
-    """`profile` under the goal's limit and headroom, with so much more kept free."""
+def _within(profile: Profile, goal: Goal, *, added_bytes: int = 0, regrid: bool = False) -> Profile:
+    """`profile` under the goal's limit and headroom, with so much more kept free.
+
+    With `regrid` it was settled for another pad multiple: its token budget is not known to hold between those lengths.
+    """
     limit, headroom = profile.limit_bytes, profile.headroom_bytes
     if goal.memory_limit_bytes is not None:
         limit = min(limit, max(goal.memory_limit_bytes - profile.overhead_bytes, 0))
     if goal.headroom_bytes is not None:
         headroom = goal.headroom_bytes
     headroom += added_bytes
-    on_grid = all(point.length % profile.key.pad_multiple == 0 for point in profile.frontier)
-    if on_grid and (limit, headroom) == (profile.limit_bytes, profile.headroom_bytes):
+    if not regrid and (limit, headroom) == (profile.limit_bytes, profile.headroom_bytes):
         return profile
     return solved_for(profile, limit, headroom_bytes=headroom)
 

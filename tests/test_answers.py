@@ -18,7 +18,7 @@ from budgetdb.calibration.opening import open_session
 from budgetdb.calibration.subject import Subject
 from budgetdb.devices.choose import choose_device
 from budgetdb.matching import WIDER_HEADROOM, MatchPolicy
-from budgetdb.profiles import CostRecord, Environment, Profile, Provenance
+from budgetdb.profiles import CostRecord, Environment, Outcome, Probe, Profile, Provenance
 from budgetdb.store.exchange import write_document
 from budgetdb.store.shipped import profiles_in
 
@@ -217,3 +217,22 @@ def test_another_process_takes_memory_and_batches_shrink(
 def test_environment_has_no_field_that_no_policy_looks_at() -> None:
     looked_at = {"torch", "transformers", "runtime", "driver", "compute_capability", "allocator", "platform"}
     assert set(Environment.model_fields) == looked_at | {"device_total_bytes"}  # the bytes are in the key
+
+
+def test_a_finer_pad_multiple_is_safe_between_the_old_lengths(subject: Subject, store: budgetdb.ProfileStore) -> None:
+    profile = stored(subject, pad_multiple=64)
+    store.publish(profile)
+    found = ask(subject, store, goal=Goal(max_length=256, pad_multiple=1))
+    assert found is not None
+    assert min(point.length for point in found.frontier) < 64
+    assert found.token_budget < profile.token_budget
+    for length in range(1, 257):
+        assert found.token_budget // length <= found.max_batch_size(length)
+
+
+def test_a_profile_that_memory_ends_answers_on_another_grid(subject: Subject, store: budgetdb.ProfileStore) -> None:
+    too_long = Probe(batch_size=1, length=256, outcome=Outcome.OOM)
+    store.publish(stored(subject, pad_multiple=1, max_length=250, probes=(too_long,)))
+    found = ask(subject, store)
+    assert found is not None
+    assert found.max_length == 248
