@@ -166,6 +166,9 @@ def make_batch_sampler(
     memory_limit_bytes: int | None = None,
     headroom_bytes: int | None = None,
     order: str = "descending",
+    target_lengths: Any = None,
+    strategy: str | None = None,
+    seed: int | None = None,
     across_ranks: bool = True,
     store: ProfileStore | None = None,
     on_event: Listener | None = None,
@@ -191,6 +194,9 @@ def make_batch_sampler(
         memory_limit_bytes: what this process may use on the device; see `calibrate`.
         headroom_bytes: what to keep free of it.
         order: `descending`, longest first, or `ascending`.
+        target_lengths: tokens of each target, for models with an encoder and a decoder.
+        strategy: of packing: `fastest`, the default where the profile knows the seconds of steps, or `fewest` batches.
+        seed: shuffles the order of batches, another one in each epoch; None for longest first.
         across_ranks: under `torch.distributed`, one rank for each kind of hardware looks up or calibrates, and all
             go by what it finds, so every rank must call this; False where only one does.
         store: where profiles are kept.
@@ -203,14 +209,18 @@ def make_batch_sampler(
         BudgetDBError: whatever `calibrate` raises.
     """
     samples = read_lengths(lengths)
+    targets = None if target_lengths is None else read_lengths(target_lengths, count=len(samples))
     longest = _longest(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
+    if targets is not None:
+        longest = max(longest, _longest(targets, pad_multiple=pad_multiple, extra_tokens=0))
     goal = _goal(
         max_length=max(longest, max_length or 0),
         pad_multiple=pad_multiple,
         memory_limit_bytes=memory_limit_bytes,
         headroom_bytes=headroom_bytes,
     )
-    profile = _profile_for(
+    job = current_job() if across_ranks else None
+    profile, now = _profile_for(
         model,
         goal,
         longest=longest,
@@ -218,24 +228,27 @@ def make_batch_sampler(
         workload=workload,
         on_miss=on_miss,
         policy=_policy(match),
-        job=current_job() if across_ranks else None,
+        job=job,
         store=store,
         listen=on_event or _log_event,
     )
     padded = padded_lengths(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
-    padded_tokens = int(padded.sum())
-    on = device_of(model, device)
+    padded_tokens, place = int(padded.sum()), device_of(model, device)
 
-    def solved() -> Profile:
-        return _less_kept_outputs(_solved_now(profile, goal, on), padded_tokens)
+    def solved(free_bytes: int) -> Profile:
+        return _less_kept_outputs(_solved_now(profile, free_bytes), padded_tokens)
 
     return ProfileBatchSampler(
         samples,
-        solved(),
+        solved(now),
         pad_multiple=pad_multiple,
         extra_tokens_per_sample=extra_tokens_per_sample,
         order=order,
-        refresh=solved,
+        target_lengths=targets,
+        strategy=strategy,
+        seed=seed,
+        # Ranks of a job have to plan alike, and do not meet again between epochs.
+        refresh=(lambda: solved(_free_now(profile, goal, place))) if job is None else None,
     )
 
 
@@ -272,7 +285,7 @@ def calibrate_token_budget(
         raise LengthsError("there are no lengths", next_step="Give the number of tokens of each sample")
     longest = _longest(samples, pad_multiple=pad_multiple, extra_tokens=extra_tokens_per_sample)
     goal = _goal(max_length=longest, pad_multiple=pad_multiple)
-    profile = _profile_for(
+    profile, now = _profile_for(
         model,
         goal,
         longest=longest,
@@ -284,6 +297,7 @@ def calibrate_token_budget(
         store=None,
         listen=_log_event,
     )
+    profile = _solved_now(profile, now)
     solved = solve(
         profile.cost_model,
         usable_bytes=profile.usable_bytes,
@@ -364,8 +378,8 @@ def _profile_for(
     job: Job | None,
     store: ProfileStore | None,
     listen: Listener,
-) -> Profile:
-    """The profile that answers, found or made, solved for the memory that is free now.
+) -> tuple[Profile, int]:
+    """The profile that answers, found or made, and the bytes that its model may use now.
 
     In a job, one rank for each kind of hardware finds or makes it, and ranks of one kind go by the least that is free
     on any of them: they must plan the same batches.
@@ -390,11 +404,10 @@ def _profile_for(
     place = device_of(model, device)
     if job is None:
         profile = answer()
-        return _solved_now(profile, _free_now(profile, goal, place))
+        return profile, _free_now(profile, goal, place)
     hardware = subject.key(goal.pad_multiple).canonical_json() + subject.environment.canonical_json()
     profile = job.agree(hardware, answer)
-    least = job.least(hardware, _free_now(profile, goal, place))
-    return job.agree(hardware, partial(_solved_now, profile, least))
+    return profile, job.least(hardware, _free_now(profile, goal, place))
 
 
 def _found_or_made(
