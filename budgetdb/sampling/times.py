@@ -18,6 +18,9 @@ _LEAST_S = 1e-4
 # A share of a step's seconds that is rounding in the fit, and not growth.
 _ROUNDING = 1e-9
 
+# Pivot of normal equations, whose diagonal is 1, below which two columns are one.
+_SINGULAR = 1e-12
+
 
 @dataclass(frozen=True)
 class TimeModel:
@@ -58,7 +61,7 @@ class TimeModel:
         least = min(step_s, float(seconds.min())) if step_s else 0.0
         free = (1, 2) if step_s else (0, 1, 2)
         found = _not_negative(terms / seconds[:, None], 1 - least / seconds, free)
-        if (terms[:, 1:] @ found[1:] <= _ROUNDING * seconds).all():
+        if ((terms[:, 1:] * found[1:]).sum(axis=1) <= _ROUNDING * seconds).all():
             return None
         return cls(least + float(found[0]), float(found[1]), float(found[2]))
 
@@ -79,13 +82,38 @@ class TimeModel:
 def _not_negative(
     terms: NDArray[np.float64], wanted: NDArray[np.float64], free: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Least squares in the `free` columns of `terms` with no coefficient negative: the best choice of positive ones."""
+    """Least squares in the `free` columns of `terms` with no coefficient negative: the best choice of positive ones.
+
+    By normal equations of columns scaled to one size, and without numpy's linear algebra: that takes 32 MiB when it is
+    first used, which an evaluation on a CPU has not been asked for.
+    """
+    scales = np.sqrt((terms**2).sum(axis=0))
+    columns = [(terms[:, i] / scales[i]) if scales[i] else terms[:, i] for i in range(terms.shape[1])]
     best, solution = float((wanted**2).sum()), np.zeros(terms.shape[1])
     for size in range(1, len(free) + 1):
-        for columns in map(list, combinations(free, size)):
-            found = np.linalg.lstsq(terms[:, columns], wanted, rcond=None)[0]
-            error = float(((terms[:, columns] @ found - wanted) ** 2).sum())
-            if (found >= 0).all() and error < best * (1 - 1e-9):
+        for chosen in combinations(free, size):
+            products = [[float((columns[i] * columns[j]).sum()) for j in chosen] for i in chosen]
+            found = _solved(products, [float((columns[i] * wanted).sum()) for i in chosen])
+            if found is None or min(found) < 0:
+                continue
+            fitted = sum(value * columns[i] for value, i in zip(found, chosen, strict=True))
+            error = float(((fitted - wanted) ** 2).sum())
+            if error < best * (1 - 1e-9):
                 best, solution = error, np.zeros(terms.shape[1])
-                solution[columns] = found
+                solution[list(chosen)] = [value / scales[i] for value, i in zip(found, chosen, strict=True)]
     return solution
+
+
+def _solved(matrix: list[list[float]], wanted: list[float]) -> list[float] | None:
+    """Gauss's elimination with pivots; None where the matrix is singular."""
+    rows = [[*row, value] for row, value in zip(matrix, wanted, strict=True)]
+    for i in range(len(rows)):
+        pivot = max(range(i, len(rows)), key=lambda j: abs(rows[j][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < _SINGULAR:
+            return None
+        for j in range(len(rows)):
+            if j != i:
+                factor = rows[j][i] / rows[i][i]
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]
