@@ -15,6 +15,7 @@ from budgetdb.cli.doctor import doctor
 from budgetdb.cli.exchange import export, import_
 from budgetdb.cli.failures import as_one_line
 from budgetdb.cli.messages import messages_on_stderr
+from budgetdb.cli.plan import plan
 from budgetdb.cli.plugins import plugins
 from budgetdb.cli.predict import predict
 from budgetdb.cli.remove import prune, rm
@@ -42,7 +43,7 @@ def program(debug: bool) -> None:  # `Program.invoke` reads it
     """
 
 
-for command in (calibrate, predict, show, export, import_, rm, prune, db, doctor, plugins):
+for command in (calibrate, predict, plan, show, export, import_, rm, prune, db, doctor, plugins):
     program.add_command(command)
 
 

@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from budgetdb.sampling.lengths import read_lengths
+    from budgetdb.sampling.lengths import count_tokens, read_lengths
+    from budgetdb.sampling.pairs import plan_pairs
     from budgetdb.sampling.plan import Plan, plan_batches
     from budgetdb.sampling.sampler import (
         PlannedBatchSampler,
@@ -17,14 +18,18 @@ if TYPE_CHECKING:
         RankBatchSampler,
         TokenBudgetBatchSampler,
     )
+    from budgetdb.sampling.times import TimeModel
 
 __all__ = [
     "Plan",
     "PlannedBatchSampler",
     "ProfileBatchSampler",
     "RankBatchSampler",
+    "TimeModel",
     "TokenBudgetBatchSampler",
+    "count_tokens",
     "plan_batches",
+    "plan_pairs",
     "read_lengths",
 ]
 
@@ -33,8 +38,11 @@ _MODULES = {
     "PlannedBatchSampler": "budgetdb.sampling.sampler",
     "ProfileBatchSampler": "budgetdb.sampling.sampler",
     "RankBatchSampler": "budgetdb.sampling.sampler",
+    "TimeModel": "budgetdb.sampling.times",
     "TokenBudgetBatchSampler": "budgetdb.sampling.sampler",
+    "count_tokens": "budgetdb.sampling.lengths",
     "plan_batches": "budgetdb.sampling.plan",
+    "plan_pairs": "budgetdb.sampling.pairs",
     "read_lengths": "budgetdb.sampling.lengths",
 }
 

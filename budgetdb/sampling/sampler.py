@@ -373,6 +373,7 @@ class ProfileBatchSampler(PlannedBatchSampler):
 
     Attributes:
         profile: as given, or as refreshed; a pickled sampler keeps it without its probes, and no `refresh`.
+        pad_multiple: what lengths are rounded up to.
         times: how long steps take by the profile's probes, None where that is not known.
 
     Raises:
@@ -394,7 +395,7 @@ class ProfileBatchSampler(PlannedBatchSampler):
         refresh: Callable[[], Profile | None] | None = None,
     ) -> None:
         multiple = profile.key.pad_multiple if pad_multiple is None else pad_multiple
-        self._multiple = _whole("pad_multiple", multiple, at_least=1)
+        self.pad_multiple = _whole("pad_multiple", multiple, at_least=1)
         self._extra = _whole("extra_tokens_per_sample", extra_tokens_per_sample, at_least=0)
         self._order, self._strategy, self._refresh = order, strategy, refresh
         self._lengths = _narrow(read_lengths(lengths))
@@ -409,7 +410,7 @@ class ProfileBatchSampler(PlannedBatchSampler):
         profile = self.profile
         for lengths, extra in ((self._lengths, self._extra), (self._targets, 0)):
             if lengths is not None:
-                _check_within(profile, lengths, pad_multiple=self._multiple, extra_tokens=extra)
+                _check_within(profile, lengths, pad_multiple=self.pad_multiple, extra_tokens=extra)
 
         def max_rows(padded: NDArray[np.int64]) -> NDArray[np.int64]:
             return max_batch_sizes(profile.cost_model, padded, usable_bytes=profile.usable_bytes, caps=profile.caps)
@@ -419,14 +420,14 @@ class ProfileBatchSampler(PlannedBatchSampler):
                 self._lengths,
                 self._targets,
                 max_rows=lambda source, target: max_rows(np.maximum(source, target)),
-                pad_multiple=self._multiple,
+                pad_multiple=self.pad_multiple,
                 extra_tokens=self._extra,
             )
         else:
             plan = plan_batches(
                 self._lengths,
                 max_rows=max_rows,
-                pad_multiple=self._multiple,
+                pad_multiple=self.pad_multiple,
                 extra_tokens=self._extra,
                 order=self._order,
                 strategy=self._strategy,

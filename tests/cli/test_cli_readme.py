@@ -78,7 +78,7 @@ def test_every_variable_stands_in_the_readme() -> None:
 
 def test_names_in_the_readme_exist() -> None:
     mentioned = set(re.findall(r"\bbudgetdb\.([A-Za-z_]+)\b", README))
-    submodules = {"costs", "devices", "workloads", "attention", "plugins", "testing"}
+    submodules = {"costs", "devices", "workloads", "attention", "plugins", "sampling", "strategies", "testing"}
     assert mentioned - submodules <= set(budgetdb.__all__)
     assert {"make_batch_sampler", "calibrate", "find_profile", "TokenBudgetBatchSampler"} <= mentioned
 
