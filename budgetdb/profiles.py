@@ -281,6 +281,12 @@ class Profile(_Record):
         """What answered the lookup this came from, and why; None for a profile that came from none."""
         return self._served
 
+    def __eq__(self, other: object) -> bool:
+        return self.model_dump() == other.model_dump() if isinstance(other, Profile) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.key.digest, self.created_at))
+
     def as_served(self, served: Served) -> Profile:
         """This profile with word of where it came from."""
         copy = self.model_copy()

@@ -91,6 +91,7 @@ def _evaluate_once(limited: LimitedModel, setting: Setting, database: str, lengt
         lengths,
         pad_multiple=PAD_MULTIPLE,
         memory_limit_bytes=setting.memory_limit_bytes,
+        strategy="fewest",  # full batches: the question is whether they fit
         on_miss="error",
         store=budgetdb.ProfileStore(Path(database)),
     )

@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Timing is benchmarked, not tested.
 settings.register_profile("budgetdb", deadline=None)
 settings.load_profile("budgetdb")
+
+
+def pytest_collection_finish() -> None:
+    """Collections, and counts of live tensors, pass over what imports made: torch's objects are a million."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,9 +54,7 @@ def _own_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def quick_collector() -> Iterator[None]:
-    """Collections, and counts of live tensors, pass over the objects that are there already: torch's are a million."""
+def quick_collector() -> None:
+    """Passes over what earlier tests left, too."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

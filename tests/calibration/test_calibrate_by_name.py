@@ -38,8 +38,14 @@ def calibrate(config: Path, store: budgetdb.ProfileStore, **options: object) -> 
 
 
 def workers() -> list[psutil.Process]:
-    mine = psutil.Process().children(recursive=True)
-    return [child for child in mine if "budgetdb.calibration.worker" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children(recursive=True) if "calibration.worker" in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):  # it has just ended
+        return ""
 
 
 def test_the_profile_is_stored_and_the_second_run_is_a_hit(tmp_path: Path) -> None:

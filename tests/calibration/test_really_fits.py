@@ -19,7 +19,7 @@ from budgetdb.profiles import Provenance
 from budgetdb.shapes import Shape
 
 # The rest of the grid takes as long again and shows the same code.
-ALWAYS = {("bert", "eager"), ("t5", "eager")}
+ALWAYS = {("bert", "eager")}
 GRID = [
     pytest.param(model, attention, marks=() if (model, attention) in ALWAYS else pytest.mark.slow)
     for model in CONFIGURATIONS
