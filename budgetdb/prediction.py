@@ -47,8 +47,8 @@ CARD_ERROR = 0.05
 CPU_ERROR = 0.02
 # Shares of the longest length whose largest batches are run through the allocator one after another.
 _REPLAYED = (1.0, 0.85, 0.7, 0.55, 0.4, 0.28, 0.18, 0.1)
-# The margin shrinks the batches, and smaller batches need another margin: so often it is narrowed down.
-_ROUNDS = 3
+# The margin shrinks the batches, and smaller batches need a smaller one: so often it is halved.
+_ROUNDS = 4
 # Batches of other lengths than those that are replayed may need a little more.
 _SLACK = 1.05
 # In a table over many cards fewer batches are replayed, once, and cards whose memory differs by less than this share
@@ -410,16 +410,18 @@ class _Solver:
         if quick:
             margin = taken(self._worst_steps(base_bytes, _REPLAYED_IN_TABLES))
             return Margins(margin, margin)
-        margin = taken(self._worst_steps(base_bytes, _REPLAYED))
-        for _ in range(_ROUNDS):
-            # Smaller batches need less, as a rule: what is enough for them lies between that and what larger ones need.
-            least = taken(self._worst_steps(base_bytes + margin, _REPLAYED))
-            if least <= margin:
-                break
-            margin = least
+
+        def is_enough(margin: int) -> bool:
+            steps = self._worst_steps(base_bytes + margin, _REPLAYED)
+            return simulated.is_enough(margin, steps, resident_bytes=self.traced.resident_bytes, hold=workload.hold)
+
+        # The more is kept free, the smaller are the batches, and the less they need, as a rule.
+        least, margin = 0, taken(self._worst_steps(base_bytes, _REPLAYED))
+        while not is_enough(margin):
+            least, margin = margin, margin + margin // 4 + 1
         for _ in range(_ROUNDS):
             middle = (least + margin) // 2
-            if taken(self._worst_steps(base_bytes + middle, _REPLAYED)) <= middle:
+            if is_enough(middle):
                 margin = middle
             else:
                 least = middle

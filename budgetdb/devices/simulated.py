@@ -102,10 +102,15 @@ class SimulatedCard:
         settings = self.settings
         if expandable is not None:
             settings = replace(settings, expandable_segments=expandable)
-        stream = [*(step for step in steps for _ in range(2)), *reversed(steps)]
-        resident = [resident_bytes, *self.workspaces]
+        stream, resident = _stream(steps), [resident_bytes, *self.workspaces]
         needed = smallest_limit_bytes(stream, settings, resident=resident, hold=cast("Hold", hold))
         return needed - peak_live_bytes(stream, resident=resident, hold=cast("Hold", hold))
+
+    def is_enough(self, margin_bytes: int, steps: Sequence[Sequence[Event]], *, resident_bytes: int, hold: str) -> bool:
+        """Whether `margin_bytes` beyond the bytes alive are enough for the run that `fragmentation_bytes` looks at."""
+        stream, resident = _stream(steps), [resident_bytes, *self.workspaces]
+        limit = peak_live_bytes(stream, resident=resident, hold=cast("Hold", hold)) + margin_bytes
+        return self.fits(stream, resident_bytes=resident_bytes, hold=hold, limit_bytes=limit)[0]
 
     def fits(
         self, steps: Sequence[Sequence[Event]], *, resident_bytes: int, hold: str, limit_bytes: int
@@ -117,3 +122,8 @@ class SimulatedCard:
         except SimulatedOutOfMemoryError:
             return False, allocator
         return True, allocator
+
+
+def _stream(steps: Sequence[Sequence[Event]]) -> list[Sequence[Event]]:
+    """Each step twice in a row, and then all of them backwards."""
+    return [*(step for step in steps for _ in range(2)), *reversed(steps)]
